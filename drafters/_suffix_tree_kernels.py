@@ -1,0 +1,310 @@
+"""Numba kernels of the suffix-tree drafter: index a token stream, find where its suffix occurred, vote.
+
+A *store* is a token text with an index over its suffixes, kept as hash chains: for every order k in ORDERS,
+`prev[o, i]` is the distance from position i back to the latest earlier position whose last k tokens fall
+into the same bucket, and `head[o, b]` is 1 + the latest position of bucket b (0: none). Walking a chain and
+comparing backwards visits the suffix tree's subtree below the context, newest leaf first, in O(1) memory and
+time per appended token and without a root to walk down from. A text is a ring of 2**m tokens: absolute
+position p lives at index p & (2**m - 1), and positions below `tail` are gone. Documents are separated by
+SEPARATOR, which no context contains, so no match crosses a boundary.
+
+All kernels take flat arrays and scalars and write into caller-owned buffers. Every value is int64 unless said.
+"""
+
+import numpy as np
+from numba import njit
+
+ORDERS = np.array([8, 4, 2, 1], dtype=np.int64)  # context lengths with a chain of their own, longest first
+NUM_ORDERS = len(ORDERS)
+SEPARATOR = -1
+MAX_MATCH = 32  # a match is measured up to this length; longer ones vote and calibrate alike
+MAX_STEPS = 48  # links followed per chain
+MAX_PER_ORDER = 8  # occurrences taken per chain
+MAX_OCCURRENCES = 24  # occurrences taken per store; the longest contexts are asked first
+LENGTH_WEIGHT = 1.6 ** np.minimum(np.arange(MAX_MATCH + 1), 16)  # a longer context is trusted more
+RECENCY = 0.9  # each older occurrence of a context weighs this much less
+HASH_MULTIPLIER = 0x9E3779B97F4A7C1  # odd, below 2**63
+HASH_SHIFT = 29
+
+# Calibration cells: match length x share of the votes x draft position x the request's recent luck.
+LENGTH_EDGES = np.array([2, 3, 4, 6, 8, 12, 20, 32], dtype=np.int64)
+SHARE_EDGES = np.array([0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.9999], dtype=np.float64)
+POSITION_EDGES = np.array([1, 2, 4, 8, 16], dtype=np.int64)
+LUCK_EDGES = np.array([0.2, 0.45, 0.75], dtype=np.float64)
+NUM_LENGTHS, NUM_SHARES = len(LENGTH_EDGES) + 1, len(SHARE_EDGES) + 1
+NUM_POSITIONS, NUM_LUCKS = len(POSITION_EDGES) + 1, len(LUCK_EDGES) + 1
+NUM_CELLS = NUM_LENGTHS * NUM_SHARES * NUM_POSITIONS * NUM_LUCKS
+
+
+@njit(cache=True)
+def _mix(h, mask):
+    h = h * HASH_MULTIPLIER
+    return (h ^ (h >> HASH_SHIFT)) & mask
+
+
+@njit(cache=True)
+def _append(text, prev, head, pos, start, token_ids):
+    """Append token_ids (int32) at absolute position pos of a document that began at `start`; return the new end."""
+    mask = text.shape[0] - 1
+    bucket_mask = head.shape[1] - 1
+    longest = ORDERS[0]
+    for t in range(token_ids.shape[0]):
+        i = pos & mask
+        text[i] = token_ids[t]
+        h = np.int64(0)
+        o = NUM_ORDERS - 1
+        depth = min(longest, pos - start + 1)
+        for d in range(depth):
+            h = h * HASH_MULTIPLIER + text[(pos - d) & mask] + 1
+            if d + 1 == ORDERS[o]:
+                b = _mix(h, bucket_mask)
+                q = head[o, b]
+                prev[o, i] = pos + 1 - q if q > 0 else 0
+                head[o, b] = pos + 1
+                o -= 1
+        while o >= 0:
+            prev[o, i] = 0
+            o -= 1
+        pos += 1
+    return pos
+
+
+@njit(cache=True)
+def _match_length(text, q, tail, context, c_mask, c_end, c_start):
+    """Length of the common suffix of text[..q] and context[..c_end], at most MAX_MATCH."""
+    mask = text.shape[0] - 1
+    limit = min(MAX_MATCH, min(q - tail, c_end - c_start) + 1)
+    n = 0
+    while n < limit and text[(q - n) & mask] == context[(c_end - n) & c_mask]:
+        n += 1
+    return n
+
+
+@njit(cache=True)
+def _occurrences(text, prev, head, tail, context, end, own, out_pos, out_len, out_weight):
+    """Find where the suffix of a request's text (context[..end-1]) occurred in a store; return how many.
+
+    `own`: the store is the request's own text, so chains start at its last position instead of a bucket.
+    out_pos receives the position after each occurrence, out_len its match length, out_weight (float64) its
+    vote; the longest contexts come first, the newest first within an order.
+    """
+    mask = text.shape[0] - 1
+    c_mask = context.shape[0] - 1
+    bucket_mask = head.shape[1] - 1
+    last = end - 1
+    count = 0
+    hashes = np.zeros(NUM_ORDERS, dtype=np.int64)
+    if not own:
+        h = np.int64(0)
+        o = NUM_ORDERS - 1
+        for d in range(min(ORDERS[0], end)):
+            h = h * HASH_MULTIPLIER + context[(last - d) & c_mask] + 1
+            if d + 1 == ORDERS[o]:
+                hashes[o] = _mix(h, bucket_mask)
+                o -= 1
+    above = np.int64(1 << 40)
+    for o in range(NUM_ORDERS):
+        k = ORDERS[o]
+        if end < k or count >= MAX_OCCURRENCES:
+            continue
+        if own:
+            step = prev[o, last & mask]
+            q = last - step if step > 0 else np.int64(-1)
+        else:
+            q = head[o, hashes[o]] - 1
+        steps = 0
+        found = 0
+        recency = 1.0
+        while q >= tail and steps < MAX_STEPS and found < MAX_PER_ORDER and count < MAX_OCCURRENCES:
+            steps += 1
+            n = _match_length(text, q, tail, context, c_mask, last, 0)
+            if k <= n < above:  # longer ones were met on a longer order's chain
+                out_pos[count] = q + 1
+                out_len[count] = n
+                out_weight[count] = LENGTH_WEIGHT[n] * recency
+                recency *= RECENCY
+                count += 1
+                found += 1
+            step = prev[o, q & mask]
+            if step <= 0:
+                break
+            q -= step
+        above = k
+    return count
+
+
+@njit(cache=True)
+def _bucket(edges, value):
+    b = 0
+    while b < edges.shape[0] and value >= edges[b]:
+        b += 1
+    return b
+
+
+@njit(cache=True)
+def _cell(length, share, position, luck):
+    c = _bucket(LENGTH_EDGES, length) * NUM_SHARES + _bucket(SHARE_EDGES, share)
+    return (c * NUM_POSITIONS + _bucket(POSITION_EDGES, position)) * NUM_LUCKS + _bucket(LUCK_EDGES, luck)
+
+
+@njit(cache=True)
+def _vote(tokens, weights, alive, count):
+    """Return (token, its share of the weight) with the largest weight among alive voters; (-1, 0) if none.
+
+    Ties go to the token that was met first, that is to the longer and newer occurrence.
+    """
+    best = np.int64(-1)
+    best_weight = 0.0
+    total = 0.0
+    for j in range(count):
+        if not alive[j]:
+            continue
+        total += weights[j]
+        first = True
+        weight = 0.0
+        for i in range(count):
+            if alive[i] and tokens[i] == tokens[j]:
+                if i < j:
+                    first = False
+                    break
+                weight += weights[i]
+        if first and weight > best_weight:
+            best = tokens[j]
+            best_weight = weight
+    return best, best_weight / total if total > 0 else 0.0
+
+
+@njit(cache=True)
+def _draft(
+    own, end, shared, shared_end, pos, lengths, weights, num_own, count, luck, hazard, max_n, min_reach, out
+):
+    """Draft along the occurrences by vote; return the number of tokens.
+
+    Voters 0..num_own-1 read the request's own text (and, past its end, the draft itself, so that a period
+    goes on), the others the shared text up to a SEPARATOR. Who disagrees with the winner drops out.
+    out: (token_ids int32, reach float64, cells int32), each of shape (>= max_n,).
+    """
+    token_ids, reach, cells = out
+    own_mask = own.shape[0] - 1
+    shared_mask = shared.shape[0] - 1
+    alive = np.ones(count, dtype=np.bool_)
+    tokens = np.empty(count, dtype=np.int64)
+    so_far = 1.0
+    for n in range(max_n):
+        longest = np.int64(0)
+        for j in range(count):
+            if not alive[j]:
+                continue
+            p = pos[j] + n
+            if j < num_own:
+                tokens[j] = own[p & own_mask] if p < end else token_ids[p - end]
+            else:
+                tokens[j] = shared[p & shared_mask] if p < shared_end else SEPARATOR
+                if tokens[j] == SEPARATOR:
+                    alive[j] = False
+                    continue
+            longest = max(longest, lengths[j])
+        best, share = _vote(tokens, weights, alive, count)
+        if best < 0:
+            return n
+        cell = _cell(longest + n, share, n, luck)
+        so_far *= hazard[cell]
+        if so_far < min_reach:
+            return n
+        token_ids[n] = best
+        reach[n] = so_far
+        cells[n] = cell
+        for j in range(count):
+            alive[j] = alive[j] and tokens[j] == best
+    return max_n
+
+
+@njit(cache=True)
+def _propose_batch(
+    rows, max_n, share, live, region, end, luck, shared, shared_tail, shared_end, hazard, min_reach, drafts
+):
+    """Draft for every slot in `rows` into drafts[slot]; max_n and share (may this
+    request read the shared store?) have one entry per row.
+
+    live, shared: (text, prev, head); region: (offset, capacity) per slot; drafts: (length, token_ids, reach,
+    cells), indexed by slot.
+    """
+    text, prev, head = live
+    offset, capacity = region
+    s_text, s_prev, s_head = shared
+    length, token_ids, reach, cells = drafts
+    pos = np.empty(2 * MAX_OCCURRENCES, dtype=np.int64)
+    match = np.empty(2 * MAX_OCCURRENCES, dtype=np.int64)
+    weight = np.empty(2 * MAX_OCCURRENCES, dtype=np.float64)
+    for r in range(rows.shape[0]):
+        s = rows[r]
+        lo, hi = offset[s], offset[s] + capacity[s]
+        own = text[lo:hi]
+        n_own = _occurrences(own, prev[:, lo:hi], head[:, lo:hi], 0, own, end[s], True, pos, match, weight)
+        n = n_own
+        if share[r]:
+            n += _occurrences(
+                s_text,
+                s_prev,
+                s_head,
+                shared_tail,
+                own,
+                end[s],
+                False,
+                pos[n_own:],
+                match[n_own:],
+                weight[n_own:],
+            )
+        length[s] = _draft(
+            own,
+            end[s],
+            s_text,
+            shared_end,
+            pos,
+            match,
+            weight,
+            n_own,
+            n,
+            luck[s],
+            hazard,
+            max_n[r],
+            min_reach,
+            (token_ids[s], reach[s], cells[s]),
+        )
+
+
+@njit(cache=True)
+def _judge(draft_ids, cells, length, token_ids, hits, trials):
+    """Hold a draft against the tokens that the target committed; return how many were right.
+
+    Every position up to and including the first wrong one has a known outcome, also those that were never
+    verified: the token after the last verified one was drawn by the target itself.
+    """
+    k = 0
+    while k < length and k < token_ids.shape[0]:
+        right = draft_ids[k] == token_ids[k]
+        trials[cells[k]] += 1.0
+        if not right:
+            break
+        hits[cells[k]] += 1.0
+        k += 1
+    return k
+
+
+@njit(cache=True)
+def _observe_batch(slots, counts, token_ids, live, region, end, luck, drafts, hits, trials, luck_rate):
+    """Judge each slot's last draft by its new tokens (counts[i] of token_ids each), then append them."""
+    text, prev, head = live
+    offset, capacity = region
+    length, draft_ids, _, cells = drafts
+    at = 0
+    for i in range(slots.shape[0]):
+        s = slots[i]
+        new = token_ids[at : at + counts[i]]
+        at += counts[i]
+        if length[s] > 0 and counts[i] > 0:
+            right = _judge(draft_ids[s], cells[s], length[s], new, hits, trials)
+            luck[s] += luck_rate * (min(right, 1) - luck[s])
+        length[s] = 0
+        lo, hi = offset[s], offset[s] + capacity[s]
+        end[s] = _append(text[lo:hi], prev[:, lo:hi], head[:, lo:hi], end[s], 0, new)

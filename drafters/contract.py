@@ -1,0 +1,49 @@
+"""What a drafter is: four verbs over token ids, and the draft they produce.
+
+A drafter knows tokens and nothing of an engine. The engine tells it which tokens the target committed;
+it answers, once per step for the whole batch, with a draft per request and how far each is likely to hold.
+"""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+RequestId = Hashable
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A linear draft for one request.
+
+    Attributes:
+        token_ids: int32, shape (n,); n may be 0.
+        reach: float64, shape (n,); reach[k] is the calibrated probability that the first k+1 draft tokens
+            are all accepted, hence non-increasing and within [0, 1].
+
+    """
+
+    token_ids: NDArray[np.int32]
+    reach: NDArray[np.float64]
+
+    def __len__(self) -> int:
+        """Return n, the number of draft tokens."""
+        return len(self.token_ids)
+
+
+class Drafter(Protocol):
+    """The contract between a draft source and whoever drives it."""
+
+    def start(self, request_id: RequestId, prompt_ids: ArrayLike) -> None:
+        """Begin a request whose prompt is `prompt_ids` (integers, 1-D, may be empty)."""
+
+    def observe(self, request_id: RequestId, token_ids: ArrayLike) -> None:
+        """Append the tokens that the target committed (integers, 1-D) to a request."""
+
+    def propose(self, request_ids: Sequence[RequestId], max_n: int | ArrayLike) -> list[Draft]:
+        """Draft up to `max_n` tokens (one number, or one per request) for every request, in order."""
+
+    def stop(self, request_id: RequestId) -> None:
+        """End a request, finished or aborted; what it wrote may enter shared memory."""

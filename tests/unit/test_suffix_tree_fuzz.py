@@ -1,0 +1,69 @@
+"""The drafter against its plain-Python oracle, and the compile cost it owns.
+
+The same tests run on the kernels' Python source, slower:
+`NUMBA_DISABLE_JIT=1 python -m pytest tests/unit/test_suffix_tree_fuzz.py` (any of tests/unit/test_*.py may be named).
+"""
+
+import subprocess
+import sys
+
+import numba
+import pytest
+from fuzz_suffix_tree import fuzz, rebase_at
+
+from drafters import calibration
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # see test_suffix_tree
+
+OPS = 700
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_same_drafts_as_the_oracle(seed: int) -> None:
+    counts = fuzz(OPS, seed, ops_per_life=OPS // 3)
+    assert min(counts[name] for name in ("start", "observe", "propose", "stop", "drafts", "refused")) > 0
+
+
+def test_same_drafts_as_the_oracle_while_documents_positions_and_outcomes_age(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(calibration, "_MEMORY", 0.5)
+    with rebase_at(520) as shifts:
+        counts = fuzz(OPS, 4, ops_per_life=OPS, memory_bytes=9216, alphabet=[5, 6, 7], max_n=8, min_reach=0.0)
+    assert counts["evictions"] > 0
+    assert counts["faded"] > 0
+    assert sum(shift > 0 for shift in shifts) > 0
+
+
+FRESH = """
+from drafters import SuffixTreeDrafter
+from drafters import _suffix_tree_kernels as kernels
+
+drafter = SuffixTreeDrafter(memory_bytes=1 << 16)
+kernel = {name: k for name, k in vars(kernels).items() if hasattr(k, "signatures")}
+before = {name: set(k.signatures) for name, k in kernel.items()}
+for cycle in range(30):
+    live = list(range(cycle % 5 + 1))
+    for request in live:
+        drafter.start(request, list(range(cycle * request)), share=request != 1)
+    for step in range(10):
+        drafter.propose(live, 8 if step % 2 else [3] * len(live))
+        for request in live:
+            drafter.observe(request, [1, 2, 3] * (step * request * 3))
+    for request in live:
+        drafter.stop(request)
+drafter.clear()
+for name in ("_append", "_propose_batch", "_observe_batch"):  # what Python calls; these bring the others along
+    assert before[name], f"{name} was not compiled at construction"
+for name, k in kernel.items():
+    assert set(k.signatures) == before[name], f"{name} was compiled while serving"
+print("served", drafter.memory.num_documents)
+"""
+
+
+@pytest.mark.skipif(numba.config.DISABLE_JIT, reason="nothing is compiled")
+def test_construction_compiles_all_that_serving_needs() -> None:
+    """In a process of its own, since any earlier test may have compiled something."""
+    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("served")
