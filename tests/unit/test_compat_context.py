@@ -1,0 +1,133 @@
+"""The wrappers of the model runner, on a stand-in for it: who is called how, and in which order."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from vllm_specx._compat import context
+
+ARGUMENTS = dict.fromkeys(
+    (
+        "sampling_metadata",
+        "hidden_states",
+        "sample_hidden_states",
+        "aux_hidden_states",
+        "common_attn_metadata",
+    )
+)
+
+
+class Logits:
+    """Its argmax is what `values` holds at the time of the call."""
+
+    def __init__(self, *values: int) -> None:
+        self.values = list(values)
+
+    def argmax(self, dim: int) -> Logits:
+        assert dim == -1
+        return Logits(*self.values)
+
+    def int(self) -> list[int]:
+        return self.values
+
+
+class Drafter:
+    def __init__(self, **flags: bool) -> None:
+        vars(self).update(flags)
+        self.calls: list[dict[str, Any]] = []
+
+    def propose(self, *args: Any, **kwargs: Any) -> str:
+        self.calls.append(kwargs)
+        return "drafts"
+
+
+class Runner(SimpleNamespace):
+    _sample = context._sample(lambda self, logits, metadata: logits.values.clear() or "sampled")
+    _input_fits_in_drafter = context._fits(lambda self, metadata: "vLLM's answer")
+    propose_draft_token_ids = context._propose(lambda self, *args: ("vLLM's call", args))
+
+
+def runner(method: str | None = "custom_class", **flags: bool) -> Runner:
+    return Runner(
+        speculative_config=None if method is None else SimpleNamespace(method=method),
+        drafter=Drafter(**flags),
+        input_batch=SimpleNamespace(req_ids=["a", "b"], num_tokens_no_spec="n", token_ids_cpu="t"),
+        requests={"a": 1, "b": 2},
+        max_model_len=64,
+    )
+
+
+def step(target: Runner, num_draft_tokens: list[int] | None = None) -> Any:
+    metadata = None if num_draft_tokens is None else SimpleNamespace(num_draft_tokens=num_draft_tokens)
+    return target.propose_draft_token_ids(
+        SimpleNamespace(num_spec_tokens_to_schedule=5),
+        [[1], [2]],
+        spec_decode_metadata=metadata,
+        slot_mappings="slots",
+        **ARGUMENTS,
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "flags"),
+    [
+        (None, {}),
+        ("custom_class", {}),
+        ("custom_class", {"wants_context": False}),
+        ("custom_class", {"wants_target_token_ids": True}),
+        ("ngram", {"wants_context": True, "wants_target_token_ids": True}),
+    ],
+)
+def test_others_are_called_as_vllm_does(method: str | None, flags: dict[str, bool]) -> None:
+    target = runner(method, **flags)
+    assert target._sample(Logits(7), None) == "sampled"
+    assert not hasattr(target, "_target_token_ids")
+    assert target._input_fits_in_drafter("metadata") == "vLLM's answer"
+    assert step(target)[0] == "vLLM's call"
+    assert target.drafter.calls == []
+
+
+def test_rank_without_a_drafter() -> None:
+    target = runner()
+    del target.drafter
+    assert target._input_fits_in_drafter("metadata") == "vLLM's answer"
+    assert target._sample(Logits(7), None) == "sampled"
+
+
+def test_context_of_a_step() -> None:
+    target = runner(wants_context=True, wants_target_token_ids=True)
+    assert target._sample(Logits(7, 8, 9), None) == "sampled"  # empties the logits in place
+    assert step(target, [1, 0]) == "drafts"
+    (call,) = target.drafter.calls
+    assert set(call) == {"slot_mappings", "context"}
+    seen = call["context"]
+    assert (seen.req_ids, seen.num_draft_tokens, seen.target_token_ids) == (["a", "b"], [1, 0], [7, 8, 9])
+    assert (seen.num_spec_tokens, seen.max_model_len, seen.requests) == (5, 64, {"a": 1, "b": 2})
+
+    target.input_batch.req_ids.reverse()
+    assert seen.req_ids == ["a", "b"], "rows move after the step; the context's do not"
+
+
+def test_choices_do_not_outlive_their_step() -> None:
+    target = runner(wants_context=True, wants_target_token_ids=True)
+    target._sample(Logits(7), None)
+    step(target)
+    step(target)
+    assert [call["context"].target_token_ids for call in target.drafter.calls] == [[7], None]
+    assert target.drafter.calls[0]["context"].num_draft_tokens is None
+
+
+def test_choices_are_taken_only_when_wanted() -> None:
+    target = runner(wants_context=True)
+    target._sample(Logits(7), None)
+    step(target)
+    assert target.drafter.calls[0]["context"].target_token_ids is None
+
+
+def test_always_asked_when_there_is_metadata() -> None:
+    target = runner(wants_context=True)
+    assert target._input_fits_in_drafter("metadata") is True
+    assert target._input_fits_in_drafter(None) == "vLLM's answer"

@@ -1,0 +1,116 @@
+"""The diffs apply to the released sources of each version, and the fingerprints are those of that version."""
+
+import ast
+import difflib
+import os
+import subprocess
+from pathlib import Path
+
+import patching
+import pytest
+
+from vllm_specx._compat import context, fingerprints, versions
+
+
+@pytest.fixture(scope="session", params=versions.SUPPORTED_MINORS)
+def minor(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def pristine(minor: str) -> Path:
+    return patching.pristine_sources(minor, Path(os.environ["SPECX_CACHE"]))
+
+
+@pytest.fixture
+def patched(minor: str, pristine: Path, tmp_path: Path) -> Path:
+    patching.copy_sources(pristine, tmp_path)
+    for diff in patching.diffs(minor):
+        patching.apply_diff(diff, tmp_path)
+    return tmp_path
+
+
+def read(folder: Path, target: str) -> str:
+    return (folder / f"{target.partition(':')[0].replace('.', '/')}.py").read_text()
+
+
+def test_fingerprints(minor: str, pristine: Path) -> None:
+    found = {t: fingerprints.fingerprint_in_text(read(pristine, t), t) for t in fingerprints.FINGERPRINTS}
+    assert found == {target: known[minor] for target, known in fingerprints.FINGERPRINTS.items()}
+
+
+def test_each_diff_applies_and_can_be_taken_back(minor: str, pristine: Path, tmp_path: Path) -> None:
+    patching.copy_sources(pristine, tmp_path)
+    for diff in patching.diffs(minor):
+        patching.apply_diff(diff, tmp_path)
+        changed = [n for n in patching.SOURCES if (tmp_path / n).read_text() != (pristine / n).read_text()]
+        assert sorted(changed) == sorted(patching.touched(diff))
+        with pytest.raises(subprocess.CalledProcessError):
+            patching.apply_diff(diff, tmp_path)
+        patching.apply_diff(diff, tmp_path, "--reverse")
+        assert all((tmp_path / n).read_text() == (pristine / n).read_text() for n in patching.SOURCES)
+
+
+def test_the_other_version_is_told_apart(minor: str, pristine: Path) -> None:
+    """A swap of the two versions' tables would not go unnoticed."""
+    target = fingerprints.PROPOSE
+    (other,) = {*versions.SUPPORTED_MINORS} - {minor}
+    found = fingerprints.fingerprint_in_text(read(pristine, target), target)
+    assert found != fingerprints.FINGERPRINTS[target][other]
+
+
+def test_patched_sources_compile_and_lose_nothing(pristine: Path, patched: Path) -> None:
+    for name in patching.SOURCES:
+        ast.parse((patched / name).read_text())
+        before, after = ((folder / name).read_text().splitlines() for folder in (pristine, patched))
+        removed = [line for line in difflib.ndiff(before, after) if line.startswith("- ")]
+        # An import that grew over one line, and the call of the faulty kernel.
+        assert len(removed) <= 7, removed
+
+
+def test_context_has_the_same_fields_in_both_forms(patched: Path) -> None:
+    tree = ast.parse(read(patched, fingerprints.CREATE))
+    (definition,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "ProposerContext")
+    fields = [n.target.id for n in definition.body if isinstance(n, ast.AnnAssign)]
+    assert fields == list(context.ProposerContext.__dataclass_fields__)
+
+
+def test_new_request_data_takes_another_attribute(pristine: Path) -> None:
+    """The runtime form sets cache_salt on the instance, which a slotted or frozen dataclass would refuse."""
+    tree = ast.parse(read(pristine, fingerprints.FROM_REQUEST))
+    (definition,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "NewRequestData")
+    assert [ast.unparse(decorator) for decorator in definition.decorator_list] == ["dataclass"]
+    assert "__slots__" not in ast.unparse(definition)
+
+
+def test_order_within_a_step(patched: Path) -> None:
+    """The target's choices are read after the grammar's mask and before drafting; `_sample` runs once."""
+    tree = ast.parse(read(patched, fingerprints.SAMPLE))
+    runner = next(n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "GPUModelRunner")
+    step = next(n for n in runner.body if isinstance(n, ast.FunctionDef) and n.name == "sample_tokens")
+    lines: dict[str, list[int]] = {}
+    for call in (n for n in ast.walk(step) if isinstance(n, ast.Call)):
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        lines.setdefault(name, []).append(call.lineno)
+    assert len(lines["_sample"]) == 1
+    assert max(lines["apply_grammar_bitmask"]) < lines["_sample"][0] < min(lines["_input_fits_in_drafter"])
+    assert lines["_sample"][0] < min(lines["propose_draft_token_ids"])
+
+
+def test_expand_of_the_diff_is_that_of_the_runtime(patched: Path) -> None:
+    """Run the function of the diff by itself, beside the runtime's."""
+    torch = pytest.importorskip("torch")
+    from vllm_specx._compat import cpu_sampling
+
+    tree = ast.parse(read(patched, fingerprints.EXPAND))
+    (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "_expand_kernel_impl")
+    scope = {"torch": torch}
+    exec(compile(ast.Module([function], []), "diff", "exec"), scope)
+    for kernel in (scope["_expand_kernel_impl"], cpu_sampling.expand_kernel_impl):
+        assert cpu_sampling.expands_rightly(kernel)
+        # Rows without a draft, and room left at the end.
+        output = torch.full((5,), -1.0)
+        kernel(output, torch.tensor([0.8, 0.0, 0.5]), torch.tensor([2, 2, 4]), 0, 1)
+        assert output.tolist() == pytest.approx([0.8, 0.8, 0.5, 0.5, -1.0])
+    assert not cpu_sampling.expands_rightly(lambda *_: None)
+    assert not cpu_sampling.expands_rightly(lambda output, *_: output.zero_())

@@ -1,0 +1,59 @@
+"""What vllm-specx changes in vLLM at run time, and for which releases. See patches/README.md.
+
+Nothing here imports vLLM before it is called.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vllm_specx._compat import context, cpu_sampling
+from vllm_specx._compat.apply import PatchConflict
+from vllm_specx._compat.context import ProposerContext
+from vllm_specx._compat.versions import SUPPORTED_RANGE, UnsupportedVLLM, check_supported
+
+__all__ = [
+    "SUPPORTED_RANGE",
+    "PatchConflict",
+    "PatchState",
+    "ProposerContext",
+    "UnsupportedVLLM",
+    "check_supported",
+    "install",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class PatchState:
+    """Names of the patches, by how they came into the running vLLM."""
+
+    version: str
+    """Minor version of vLLM, such as "0.32"."""
+    applied: tuple[str, ...]
+    """Put in at run time, by this process."""
+    present: tuple[str, ...]
+    """Not needed: the installed vLLM has the change, or the platform is not concerned."""
+
+
+_state: PatchState | None = None
+
+
+def install() -> PatchState:
+    """Apply what the installed vLLM lacks, once a process.
+
+    Raises UnsupportedVLLM for a vLLM outside the supported range or with other code where a patch goes,
+    PatchConflict where another plug-in patched the same name.
+    """
+    global _state
+    if _state is None:
+        version = check_supported()
+        needed = []
+        if not context.is_present():
+            context.install_scheduler_side()
+            needed.append(context.PATCH)
+        if cpu_sampling.is_needed():
+            cpu_sampling.install()
+            needed.append(cpu_sampling.PATCH)
+        known = (context.PATCH, cpu_sampling.PATCH)
+        _state = PatchState(version, tuple(needed), tuple(p for p in known if p not in needed))
+    return _state
