@@ -1,0 +1,34 @@
+"""Engines that the integration tests share: starting one costs seconds, so each kind starts once a session."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from engines import SPECULATIVE, make_engine
+
+
+@pytest.fixture(scope="session")
+def plain(model_dir: Any) -> Any:
+    """Plain vLLM: what every method must equal."""
+    return make_engine(model_dir)
+
+
+@pytest.fixture(scope="session")
+def specx(model_dir: Any) -> Any:
+    """Speculating, with prefix caching and prompts prefilled in chunks of at most 96 tokens."""
+    return make_engine(
+        model_dir, speculative_config=SPECULATIVE, enable_prefix_caching=True, max_num_batched_tokens=96
+    )
+
+
+@pytest.fixture(scope="session")
+def specx_tight(model_dir: Any) -> Any:
+    """Speculating, without prefix caching and with KV blocks for about 3 long requests: it must preempt."""
+    return make_engine(
+        model_dir,
+        speculative_config=SPECULATIVE,
+        enable_prefix_caching=False,
+        block_size=32,
+        num_gpu_blocks_override=22,
+    )

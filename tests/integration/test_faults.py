@@ -1,0 +1,77 @@
+"""A drafter that misbehaves in every way costs drafts, never a request."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_prompts import token_prompts
+from engines import N, proposer_of
+from vllm import SamplingParams
+
+from drafters import Draft
+
+V = 49152
+
+
+def _rows(row):
+    return lambda ids, limits: [Draft(np.asarray(row), np.ones(np.size(row))) for _ in ids]
+
+
+def _raise(ids, limits):
+    raise RuntimeError("drafter is out of order")
+
+
+HOSTILE = {
+    "twice too many": _rows([7] * (2 * N)),
+    "negative": _rows([-1, 5]),
+    "beyond the vocabulary": _rows([V, 5]),
+    "far beyond": _rows([2**40]),
+    "not integers": _rows([1.5, 2.5]),
+    "two-dimensional": _rows([[1, 2], [3, 4]]),
+    "no list": lambda ids, limits: None,
+    "a row too few": lambda ids, limits: _rows([5])(ids, limits)[1:],
+    "a row too many": lambda ids, limits: _rows([5])([*ids, "x"], limits),
+    "raises": _raise,
+}
+
+
+@pytest.fixture(scope="module")
+def expected(plain):
+    params = SamplingParams(temperature=0, max_tokens=12)
+    return [
+        list(o.outputs[0].token_ids)
+        for o in plain.generate(token_prompts(plain)[8:12], params, use_tqdm=False)
+    ]
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_drafter_costs_drafts_only(specx, expected, monkeypatch, kind):
+    proposer = proposer_of(specx)
+    before = proposer.faults
+    monkeypatch.setattr(proposer.drafter, "propose", HOSTILE[kind])
+    params = SamplingParams(temperature=0, max_tokens=12)
+    outputs = specx.generate(token_prompts(specx)[8:12], params, use_tqdm=False)
+    assert [list(o.outputs[0].token_ids) for o in outputs] == expected
+    assert proposer.faults > before
+
+
+def test_drafting_goes_on_after_a_fault(specx, expected, monkeypatch):
+    """A fault in the middle of a request: its state is read anew and drafts come again."""
+    proposer = proposer_of(specx)
+    original, calls, drafted = proposer.drafter.propose, [], []
+
+    def sometimes(ids, limits):
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("once")
+        drafts = original(ids, limits)
+        drafted.append(sum(map(len, drafts)))
+        return drafts
+
+    monkeypatch.setattr(proposer.drafter, "propose", sometimes)
+    before = proposer.faults
+    params = SamplingParams(temperature=0, max_tokens=12)
+    outputs = specx.generate(token_prompts(specx)[8:12], params, use_tqdm=False)
+    assert [list(o.outputs[0].token_ids) for o in outputs] == expected
+    assert proposer.faults == before + 1
+    assert sum(drafted[3:]) > 0

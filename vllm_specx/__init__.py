@@ -1,0 +1,23 @@
+"""Adaptive speculative decoding for vLLM. Naming one of these classes in --speculative-config is all it takes."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vllm_specx.config import SpecxConfig
+    from vllm_specx.proposers.suffix_tree import SuffixTreeProposer
+
+__version__ = "0.1.0"
+__all__ = ["SpecxConfig", "SuffixTreeProposer", "__version__"]
+
+_HOME = {
+    "SpecxConfig": "vllm_specx.config",
+    "SuffixTreeProposer": "vllm_specx.proposers.suffix_tree",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: proposers pull in numba, and vLLM imports this package in every process."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

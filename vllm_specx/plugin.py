@@ -1,0 +1,74 @@
+"""Entry point `specx` of the group vllm.general_plugins: vLLM calls `register` in each of its processes."""
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm_specx import _compat, config
+
+_PREFIX = "vllm_specx."
+PROPOSERS = ("SuffixTreeProposer",)
+
+
+def register() -> None:
+    """Install what the running vLLM lacks, and check specx options wherever a VllmConfig is built. Idempotent.
+
+    Raises:
+        UnsupportedVLLM: vLLM is outside the supported range.
+        PatchConflict: another plug-in patched the same names.
+
+    """
+    _compat.install()
+    from vllm.config import VllmConfig
+
+    from vllm_specx._compat.apply import replace
+
+    replace(VllmConfig, "__post_init__", _checked, patch="config-check")
+
+
+def check_config(vllm_config: Any) -> None:
+    """Refuse, before any engine process starts, a configuration that vllm-specx could not honour.
+
+    Raises:
+        ConfigError: an unknown proposer, bad or unused options, a draft length that cannot be verified, or an
+            acceptance method that changes what the target would have said.
+
+    """
+    speculative = vllm_config.speculative_config
+    model = speculative.model if speculative is not None else None
+    additional = vllm_config.additional_config
+    if not isinstance(model, str) or not model.startswith(_PREFIX):
+        if isinstance(additional, dict) and additional.get(config.KEY):
+            raise config.ConfigError(
+                f"additional_config has options for {config.KEY!r}, but no proposer of vllm_specx is configured: "
+                f"name one in speculative_config.model ({_names()}) or remove the options"
+            )
+        return
+    if model.removeprefix(_PREFIX) not in PROPOSERS:
+        raise config.ConfigError(f"vllm-specx has no proposer {model!r}; known are {_names()}")
+    config.SpecxConfig.from_vllm(vllm_config)
+    if speculative.num_speculative_tokens_per_batch_size is not None:
+        raise config.ConfigError(
+            "num_speculative_tokens_per_batch_size is not used by vllm-specx, which chooses each request's "
+            "draft length itself: remove it"
+        )
+    if speculative.rejection_sample_method not in ("standard", "block"):
+        raise config.ConfigError(
+            f"rejection_sample_method {speculative.rejection_sample_method!r} changes the output distribution; "
+            "vllm-specx allows 'standard' and 'block'"
+        )
+    if vllm_config.model_config is not None:
+        config.check_num_speculative_tokens(
+            speculative.num_speculative_tokens, vllm_config.model_config.max_model_len
+        )
+
+
+def _names() -> str:
+    return ", ".join(_PREFIX + name for name in PROPOSERS)
+
+
+def _checked(original: Callable[..., None]) -> Any:
+    def __post_init__(self: Any) -> None:
+        original(self)
+        check_config(self)
+
+    return __post_init__

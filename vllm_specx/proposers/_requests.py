@@ -1,0 +1,119 @@
+"""Keep a drafter's requests in step with the model runner's.
+
+Rows move, requests are preempted, resumed, aborted, and ids come back. So a request is known by its id alone,
+and what it has said is read from the runner's token buffer from where the drafter's knowledge ends, whatever
+happened in between.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drafters import SuffixTreeDrafter
+
+
+@dataclass(slots=True)
+class _Known:
+    num_tokens: int  # read from the token buffer so far
+    num_output: int  # of these, passed on as output
+    ended: bool = False  # a stop token or max_tokens was reached: the rest is not part of the answer
+
+
+class RequestTracker:
+    """Translate one step of the batch into the drafter's verbs.
+
+    Args:
+        drafter: told about starts, tokens and ends.
+        log_once: told, once per reason, why a request gets no draft.
+
+    """
+
+    def __init__(self, drafter: SuffixTreeDrafter, log_once: Callable[[str], None]) -> None:
+        self._drafter = drafter
+        self._log_once = log_once
+        self._known: dict[str, _Known] = {}
+        self._new: dict[str, Any] = {}  # NewRequestData of requests that have not sampled a token yet
+
+    def sync(
+        self, context: Any, sampled_token_ids: Sequence[Sequence[int]], num_tokens: Any, token_ids: Any
+    ) -> list[int]:
+        """Bring the drafter up to date; return the rows that may draft.
+
+        Args:
+            context: ProposerContext of the step.
+            sampled_token_ids: what each row sampled; empty for a partial prefill, which drafts nothing.
+            num_tokens: int array, tokens of each row in `token_ids`, drafts not counted.
+            token_ids: int array (rows, max_model_len).
+
+        """
+        for new in context.scheduler_output.scheduled_new_reqs:
+            self._drop(new.req_id)  # an id that comes back is another request
+            self._new[new.req_id] = new
+        if len(self._known) + len(self._new) > len(context.requests):
+            for gone in (self._known.keys() | self._new.keys()) - context.requests.keys():
+                self._drop(gone)
+        rows = []
+        for row, (request_id, sampled) in enumerate(zip(context.req_ids, sampled_token_ids, strict=True)):
+            if sampled and self._advance(
+                request_id, context.requests[request_id], token_ids[row, : num_tokens[row]]
+            ):
+                rows.append(row)
+        return rows
+
+    def num_left(self, request_id: str, request: Any) -> int:
+        """Return how many more tokens the request may produce by its max_tokens."""
+        params = request.sampling_params
+        if params is None or params.max_tokens is None:
+            return 1 << 30
+        return params.max_tokens - self._known[request_id].num_output
+
+    def clear(self) -> None:
+        """Forget every request; each is read anew when it is met again."""
+        for request_id in list(self._known):
+            self._drop(request_id)
+        self._new.clear()
+
+    def _advance(self, request_id: str, request: Any, token_ids: Any) -> bool:
+        known = self._known.get(request_id)
+        if known is None or known.num_tokens > len(token_ids):
+            known = self._start(request_id, request, token_ids)
+        if known is None or known.ended:
+            return False
+        fresh = token_ids[known.num_tokens :]
+        known.num_tokens = len(token_ids)
+        answer = self._answer(fresh.tolist(), known, request.sampling_params)
+        known.num_output += len(answer)
+        self._drafter.observe(request_id, fresh[: len(answer)])
+        return not known.ended
+
+    def _start(self, request_id: str, request: Any, token_ids: Any) -> _Known | None:
+        new = self._new.pop(request_id, None)
+        self._drop(request_id)
+        if request.prompt_token_ids is None or request.prompt_embeds is not None:
+            self._log_once("requests with prompt embeddings get no draft: their prompt has no token ids")
+            return None
+        # A salted prompt, or one for an adapter, must not be drafted for anybody else. A request whose
+        # arrival went unnoticed is treated as if it had a salt.
+        share = new is not None and new.cache_salt is None and request.lora_request is None
+        self._drafter.start(request_id, token_ids[: request.num_prompt_tokens], share=share)
+        known = self._known[request_id] = _Known(num_tokens=request.num_prompt_tokens, num_output=0)
+        return known
+
+    @staticmethod
+    def _answer(token_ids: list[int], known: _Known, params: Any) -> list[int]:
+        """Cut what the scheduler will not keep: beyond max_tokens and after a stop token (its rule)."""
+        if params is None:
+            return token_ids
+        if params.max_tokens is not None and known.num_output + len(token_ids) >= params.max_tokens:
+            token_ids = token_ids[: params.max_tokens - known.num_output]
+            known.ended = True
+        for i, token_id in enumerate(token_ids):
+            if token_id == params.eos_token_id or token_id in (params.stop_token_ids or ()):
+                known.ended = True
+                return token_ids[: i + 1]
+        return token_ids
+
+    def _drop(self, request_id: str) -> None:
+        self._new.pop(request_id, None)
+        if self._known.pop(request_id, None) is not None:
+            self._drafter.stop(request_id)

@@ -1,0 +1,114 @@
+"""`vllm_specx.SuffixTreeProposer`: the suffix-tree drafter behind vLLM's custom_class hook (model runner V1)."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.logger import init_logger
+
+from drafters import SuffixTreeDrafter
+from vllm_specx import plugin
+from vllm_specx.config import SpecxConfig
+from vllm_specx.proposers._gate import checked_drafts
+from vllm_specx.proposers._requests import RequestTracker
+from vllm_specx.tuner import PriceRule
+
+logger = init_logger("vllm.specx")
+
+
+class SuffixTreeProposer:
+    """Draft from what each request, and earlier answers, said before.
+
+    Args:
+        vllm_config: the engine's configuration; options come from its additional_config["specx"].
+
+    Raises:
+        ConfigError: options or draft length that cannot be honoured.
+
+    """
+
+    wants_context = True
+
+    def __init__(self, vllm_config: Any) -> None:
+        plugin.register()  # where VLLM_PLUGINS kept the entry point from running
+        plugin.check_config(vllm_config)
+        options = SpecxConfig.from_vllm(vllm_config)
+        self.num_speculative_tokens: int = vllm_config.speculative_config.num_speculative_tokens
+        self.vocab_size: int = vllm_config.model_config.get_vocab_size()
+        self.faults = 0
+        self.drafter = SuffixTreeDrafter(
+            max_n=self.num_speculative_tokens, memory_bytes=options.memory_bytes if options.shared else 0
+        )
+        self._policy = PriceRule(options.alpha)
+        self._requests = RequestTracker(self.drafter, self._log_once)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """There are no weights to load."""
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,
+        context: Any = None,
+    ) -> list[list[int]]:
+        """Return a draft per row, each possibly empty; never raises.
+
+        Args:
+            sampled_token_ids: tokens that each row has just committed; empty for a partial prefill.
+            num_tokens_no_spec: int array (rows,), tokens of each row, drafts not counted.
+            token_ids_cpu: int array (rows, max_model_len).
+            slot_mappings: not used.
+            context: ProposerContext; without one (vLLM without the patch) nothing is drafted.
+
+        """
+        try:
+            return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, context)
+        except Exception as error:
+            self._fault(f"{type(error).__name__}: {error}")
+            self._requests.clear()
+            return [[] for _ in sampled_token_ids]
+
+    def reset_memory(self) -> None:
+        """Forget shared memory and calibration; live requests go on."""
+        self.drafter.clear()
+
+    def _propose(
+        self, sampled: Sequence[Sequence[int]], num_tokens: Any, token_ids: Any, context: Any
+    ) -> list[list[int]]:
+        rows = self._requests.sync(context, sampled, num_tokens, token_ids)
+        verified = context.num_draft_tokens
+        for row in rows:
+            self._policy.update(len(sampled[row]), verified[row] if verified else 0)
+        request_ids = [context.req_ids[row] for row in rows]
+        # A draft of n yields n+1 tokens, the bonus included: leave room for it.
+        limits = [
+            max(
+                0,
+                min(
+                    context.num_spec_tokens,
+                    context.max_model_len - int(num_tokens[row]) - 1,
+                    self._requests.num_left(request_id, context.requests[request_id]) - 1,
+                ),
+            )
+            for row, request_id in zip(rows, request_ids, strict=True)
+        ]
+        drafts = self.drafter.propose(request_ids, limits)
+        lengths = self._policy.lengths([draft.reach for draft in drafts])
+        chosen = checked_drafts(
+            [draft.token_ids[:n] for draft, n in zip(drafts, lengths, strict=True)],
+            limits,
+            self.vocab_size,
+            self._fault,
+        )
+        result: list[list[int]] = [[] for _ in sampled]
+        for row, token_ids_of_row in zip(rows, chosen, strict=True):
+            result[row] = token_ids_of_row
+        return result
+
+    def _fault(self, reason: str) -> None:
+        self.faults += 1
+        logger.warning_once("specx: drafting failed, going on without a draft (logged once): %s", reason)
+
+    def _log_once(self, reason: str) -> None:
+        logger.warning_once("specx: %s", reason)
