@@ -17,7 +17,7 @@ import patching
 import pytest
 
 TESTS = Path(patching.__file__).parent
-PATCH_NAMES = ["proposer-context", "cpu-rejection-expand"]
+PATCH_NAMES = ["proposer-context", "cpu-rejection-expand", "cpu-kernel-rebind", "cpu-empty-top-k"]
 TENANTS = {"0": "tenant-a", "1": None, "2": "tenant-b", "3": "tenant-a", "4": None, "5": None}
 
 

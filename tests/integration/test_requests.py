@@ -76,6 +76,13 @@ def test_min_tokens_stop_tokens_penalties_and_bad_words(plain, specx):
     assert run(specx, prompts, params) == run(plain, prompts, params)
 
 
+def test_top_k_in_a_step_without_drafts(specx):
+    """Pristine vLLM-CPU dies here, whatever the speculative method: no draft rows, so no largest top_k."""
+    params = SamplingParams(temperature=0.8, top_k=2, seed=3, max_tokens=6, ignore_eos=True)
+    outputs = specx.generate([{"prompt_token_ids": [5, 6, 7]}], params, use_tqdm=False)
+    assert len(outputs[0].outputs[0].token_ids) == 6
+
+
 def test_near_max_model_len_beside_a_short_neighbour(plain, specx):
     """Requests that end at max_model_len neither crash, nor lose tokens, nor silence the others."""
     filler = token_prompts(plain)[8]["prompt_token_ids"] * 10

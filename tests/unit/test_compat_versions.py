@@ -122,7 +122,12 @@ def test_ledger_names_everything_that_is_replaced() -> None:
 @pytest.mark.parametrize("minor", versions.SUPPORTED_MINORS)
 def test_each_version_has_the_same_patches(minor: str) -> None:
     names = [path.name for path in patching.diffs(minor)]
-    assert names == ["0001-proposer-context.diff", "0002-cpu-rejection-expand.diff"]
+    assert names == [
+        "0001-proposer-context.diff",
+        "0002-cpu-rejection-expand.diff",
+        "0003-cpu-kernel-rebind.diff",
+        "0004-cpu-empty-top-k.diff",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,10 @@ import ast
 import difflib
 import os
 import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import patching
 import pytest
@@ -102,11 +105,8 @@ def test_expand_of_the_diff_is_that_of_the_runtime(patched: Path) -> None:
     torch = pytest.importorskip("torch")
     from vllm_specx._compat import cpu_sampling
 
-    tree = ast.parse(read(patched, fingerprints.EXPAND))
-    (function,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "_expand_kernel_impl")
-    scope = {"torch": torch}
-    exec(compile(ast.Module([function], []), "diff", "exec"), scope)
-    for kernel in (scope["_expand_kernel_impl"], cpu_sampling.expand_kernel_impl):
+    of_the_diff = function_of(read(patched, fingerprints.EXPAND), fingerprints.EXPAND, {"torch": torch})
+    for kernel in (of_the_diff, cpu_sampling.expand_kernel_impl):
         assert cpu_sampling.expands_rightly(kernel)
         # Rows without a draft, and room left at the end.
         output = torch.full((5,), -1.0)
@@ -114,3 +114,47 @@ def test_expand_of_the_diff_is_that_of_the_runtime(patched: Path) -> None:
         assert output.tolist() == pytest.approx([0.8, 0.8, 0.5, 0.5, -1.0])
     assert not cpu_sampling.expands_rightly(lambda *_: None)
     assert not cpu_sampling.expands_rightly(lambda output, *_: output.zero_())
+
+
+def function_of(source: str, target: str, scope: dict[str, Any]) -> Any:
+    """The function `target` names, taken out of its module and run in `scope`."""
+    name = target.partition(":")[2]
+    (function,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name)
+    future = ast.parse("from __future__ import annotations").body
+    exec(compile(ast.Module([*future, function], []), "extract", "exec"), scope)
+    return scope[name]
+
+
+def test_kernel_scan_passes_over_odd_objects(pristine: Path, patched: Path) -> None:
+    from vllm_specx._compat import cpu_kernels
+
+    def scan(folder: Path) -> Any:
+        return function_of(read(folder, fingerprints.REBIND), fingerprints.REBIND, {"sys": sys})
+
+    assert not cpu_kernels.survives_odd_objects(scan(pristine))
+    for rebind in (scan(patched), cpu_kernels.rebind_kernels):
+        assert cpu_kernels.survives_odd_objects(rebind)
+        module, kernel, override = ModuleType("specx_holder"), object(), object()
+        owner = SimpleNamespace(kernel=kernel, _kernel_arg_names=["a"])
+        module.copy, module.owner, module.other = kernel, owner, 1
+        sys.modules[module.__name__] = module
+        try:
+            rebind([(kernel, override)])
+        finally:
+            del sys.modules[module.__name__]
+        assert (module.copy, owner.kernel, module.other) == (override, override, 1)
+        assert not hasattr(owner, "_kernel_arg_names")
+
+
+def test_top_k_of_no_rows(pristine: Path, patched: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from vllm_specx._compat import cpu_top_k
+
+    def top_k(folder: Path) -> Any:
+        return function_of(read(folder, fingerprints.TOP_K), fingerprints.TOP_K, {"torch": torch})
+
+    assert not cpu_top_k.survives_no_rows(top_k(pristine))
+    for function in (top_k(patched), cpu_top_k._top_k(top_k(pristine))):
+        assert cpu_top_k.survives_no_rows(function)
+        kept = function(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([2]))
+        assert kept.tolist() == [[-torch.inf, 3.0, 2.0]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_specx._compat import context, cpu_sampling
+from vllm_specx._compat import context, cpu_kernels, cpu_sampling, cpu_top_k
 from vllm_specx._compat.apply import PatchConflict
 from vllm_specx._compat.context import ProposerContext
 from vllm_specx._compat.versions import SUPPORTED_RANGE, UnsupportedVLLM, check_supported
@@ -51,9 +51,10 @@ def install() -> PatchState:
         if not context.is_present():
             context.install_scheduler_side()
             needed.append(context.PATCH)
-        if cpu_sampling.is_needed():
-            cpu_sampling.install()
-            needed.append(cpu_sampling.PATCH)
-        known = (context.PATCH, cpu_sampling.PATCH)
+        for patch in (cpu_sampling, cpu_kernels, cpu_top_k):
+            if patch.is_needed():
+                patch.install()
+                needed.append(patch.PATCH)
+        known = (context.PATCH, cpu_sampling.PATCH, cpu_kernels.PATCH, cpu_top_k.PATCH)
         _state = PatchState(version, tuple(needed), tuple(p for p in known if p not in needed))
     return _state

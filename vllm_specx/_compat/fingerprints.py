@@ -21,6 +21,8 @@ FITS = _RUNNER + "_input_fits_in_drafter"
 CREATE = "vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer"
 FROM_REQUEST = "vllm.v1.core.sched.output:NewRequestData.from_request"
 EXPAND = "vllm.utils.cpu_triton_utils:_expand_kernel_impl"
+REBIND = "vllm.triton_utils.dispatcher:_rebind_kernels"
+TOP_K = "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_only"
 
 # target -> minor version -> fingerprint of the pristine source.
 FINGERPRINTS = {
@@ -29,6 +31,8 @@ FINGERPRINTS = {
     FITS: {"0.32": "6966c85dbdc85045", "0.33": "6966c85dbdc85045"},
     CREATE: {"0.32": "8cd790ffe8fdda2f", "0.33": "8cd790ffe8fdda2f"},
     FROM_REQUEST: {"0.32": "296f054ec84b20ed", "0.33": "296f054ec84b20ed"},
+    REBIND: {"0.32": "69650cc6627a1bf3", "0.33": "69650cc6627a1bf3"},
+    TOP_K: {"0.32": "32e0c77ea8b9d328", "0.33": "32e0c77ea8b9d328"},
     EXPAND: {"0.32": "cb72d4d389c5be6d", "0.33": "cb72d4d389c5be6d"},
 }
 
