@@ -32,5 +32,15 @@ def proposer_of(llm: Any) -> Any:
 
 
 def counters(llm: Any) -> dict[str, int]:
-    """vLLM's own counters by name."""
+    """vLLM's own counters by name, of the engine that was made last in this process."""
     return {m.name: m.value for m in llm.get_metrics() if hasattr(m, "value")}
+
+
+def accepted(llm: Any) -> int:
+    """Draft tokens accepted so far, by the proposer's own count."""
+    return int(proposer_of(llm).num_accepted_tokens)
+
+
+def scheduler_of(llm: Any) -> Any:
+    """The scheduler inside an in-process engine."""
+    return llm.llm_engine.engine_core.engine_core.scheduler

@@ -55,9 +55,13 @@ def test_a_hostile_drafter_costs_drafts_only(specx, expected, monkeypatch, kind)
     assert proposer.faults > before
 
 
-def test_drafting_goes_on_after_a_fault(specx, expected, monkeypatch):
+def test_drafting_goes_on_after_a_fault(specx, plain, monkeypatch):
     """A fault in the middle of a request: its state is read anew and drafts come again."""
+    params = SamplingParams(temperature=0, max_tokens=64)
+    prompts = token_prompts(plain)[8:12]
+    expected = [list(o.outputs[0].token_ids) for o in plain.generate(prompts, params, use_tqdm=False)]
     proposer = proposer_of(specx)
+    proposer.reset_memory()
     original, calls, drafted = proposer.drafter.propose, [], []
 
     def sometimes(ids, limits):
@@ -70,8 +74,7 @@ def test_drafting_goes_on_after_a_fault(specx, expected, monkeypatch):
 
     monkeypatch.setattr(proposer.drafter, "propose", sometimes)
     before = proposer.faults
-    params = SamplingParams(temperature=0, max_tokens=12)
-    outputs = specx.generate(token_prompts(specx)[8:12], params, use_tqdm=False)
+    outputs = specx.generate(prompts, params, use_tqdm=False)
     assert [list(o.outputs[0].token_ids) for o in outputs] == expected
     assert proposer.faults == before + 1
     assert sum(drafted[3:]) > 0

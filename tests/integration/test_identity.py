@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from engine_prompts import NUM_PROMPTS, token_prompts
-from engines import counters, proposer_of
+from engines import accepted, proposer_of, scheduler_of
 from vllm import SamplingParams
 
 MAX_TOKENS = 64
@@ -30,13 +30,9 @@ def test_there_are_enough_prompts(plain):
 
 
 def test_batch_of_eight_with_chunked_prefill_and_prefix_caching(specx, expected):
-    before = counters(specx)
+    before = accepted(specx)
     assert generate(specx, token_prompts(specx)) == expected
-    after = counters(specx)
-    accepted = after["vllm:spec_decode_num_accepted_tokens"] - before.get(
-        "vllm:spec_decode_num_accepted_tokens", 0
-    )
-    assert accepted > 300  # else nothing was tested
+    assert accepted(specx) - before > 300  # else nothing was tested
     assert generate(specx, token_prompts(specx)) == expected  # now with a warm prefix cache and warm memory
     assert proposer_of(specx).faults == 0
 
@@ -46,19 +42,26 @@ def test_one_at_a_time(specx, expected):
         assert generate(specx, [prompt]) == [tokens]
 
 
-def test_without_prefix_caching_and_with_preemption(specx_tight, expected):
-    before = counters(specx_tight)["vllm:num_preemptions"]
+def test_without_prefix_caching_and_with_preemption(specx_tight, expected, monkeypatch):
+    scheduler, preempted = scheduler_of(specx_tight), []
+    preempt = scheduler._preempt_request
+
+    def recording(request, *args, **kwargs):
+        preempted.append(request.request_id)
+        preempt(request, *args, **kwargs)
+
+    monkeypatch.setattr(scheduler, "_preempt_request", recording)
     assert generate(specx_tight, token_prompts(specx_tight)) == expected
-    assert counters(specx_tight)["vllm:num_preemptions"] > before
+    assert preempted
     assert proposer_of(specx_tight).faults == 0
 
 
 def test_memory_makes_the_second_run_accept_more(specx):
     """The shared memory is really used: with it cold, fewer tokens are accepted than with it warm."""
     proposer_of(specx).reset_memory()
-    accepted = []
+    gains = []
     for _ in range(2):
-        before = counters(specx)["vllm:spec_decode_num_accepted_tokens"]
+        before = accepted(specx)
         generate(specx, token_prompts(specx)[:8])
-        accepted.append(counters(specx)["vllm:spec_decode_num_accepted_tokens"] - before)
-    assert accepted[1] > accepted[0]
+        gains.append(accepted(specx) - before)
+    assert gains[1] > gains[0]

@@ -35,10 +35,13 @@ class SuffixTreeProposer:
         self.num_speculative_tokens: int = vllm_config.speculative_config.num_speculative_tokens
         self.vocab_size: int = vllm_config.model_config.get_vocab_size()
         self.faults = 0
+        self.num_draft_tokens = 0  # verified
+        self.num_accepted_tokens = 0
         self.drafter = SuffixTreeDrafter(
             max_n=self.num_speculative_tokens, memory_bytes=options.memory_bytes if options.shared else 0
         )
         self._policy = PriceRule(options.alpha)
+        self._offered: dict[str, int] = {}  # tokens offered in the last step, by request
         self._requests = RequestTracker(self.drafter, self._log_once)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
@@ -70,8 +73,9 @@ class SuffixTreeProposer:
             return [[] for _ in sampled_token_ids]
 
     def reset_memory(self) -> None:
-        """Forget shared memory and calibration; live requests go on."""
+        """Forget shared memory, calibration and what drafts earned; live requests go on."""
         self.drafter.clear()
+        self._policy = PriceRule(self._policy.alpha)
 
     def _propose(
         self, sampled: Sequence[Sequence[int]], num_tokens: Any, token_ids: Any, context: Any
@@ -79,7 +83,12 @@ class SuffixTreeProposer:
         rows = self._requests.sync(context, sampled, num_tokens, token_ids)
         verified = context.num_draft_tokens
         for row in rows:
-            self._policy.update(len(sampled[row]), verified[row] if verified else 0)
+            # vLLM pads a request that comes from the prefix cache with drafts of -1: only ours count.
+            offered = self._offered.get(context.req_ids[row], 0)
+            num_draft = min(offered, verified[row]) if verified else 0
+            self.num_draft_tokens += num_draft
+            self.num_accepted_tokens += min(num_draft, len(sampled[row]) - 1)
+            self._policy.update(len(sampled[row]), num_draft)
         request_ids = [context.req_ids[row] for row in rows]
         # A draft of n yields n+1 tokens, the bonus included: leave room for it.
         limits = [
@@ -102,8 +111,9 @@ class SuffixTreeProposer:
             self._fault,
         )
         result: list[list[int]] = [[] for _ in sampled]
-        for row, token_ids_of_row in zip(rows, chosen, strict=True):
-            result[row] = token_ids_of_row
+        for row, draft_of_row in zip(rows, chosen, strict=True):
+            result[row] = draft_of_row
+        self._offered = dict(zip(request_ids, map(len, chosen), strict=True))
         return result
 
     def _fault(self, reason: str) -> None:

@@ -1,0 +1,55 @@
+"""Where errors become exit codes: one line on stderr, 2 for bad input, 1 for a failed run, no traceback."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import typer
+from typer.core import TyperGroup
+
+BAD_INPUT = 2
+FAILED = 1
+
+# Typer brings its own click from some version on; the base of its errors is found through what it exports.
+_UsageError: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError"
+)
+
+
+class OneLineErrors(TyperGroup):
+    """Typer's group, with its boxed usage errors replaced by one line."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        standalone = kwargs.get("standalone_mode", True)
+        kwargs["standalone_mode"] = False
+        try:
+            code = super().main(*args, **kwargs)
+        except _UsageError as error:
+            fail(error.format_message(), BAD_INPUT)  # type: ignore[attr-defined]
+        except typer.Abort:
+            fail("interrupted", FAILED)
+        if standalone:
+            sys.exit(code if isinstance(code, int) else 0)
+        return code
+
+
+@contextmanager
+def edge() -> Iterator[None]:
+    """Turns the bench's errors into messages and exit codes; anything else is a bug and stays a traceback."""
+    from vllm_specx.bench.errors import BenchError, EngineFailed
+
+    try:
+        yield
+    except BenchError as error:
+        fail(str(error), BAD_INPUT)
+    except EngineFailed as error:
+        fail(str(error), FAILED)
+    except KeyboardInterrupt:
+        fail("interrupted", FAILED)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """Print one line and leave."""
+    print(f"specx: error: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)

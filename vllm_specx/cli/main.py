@@ -1,0 +1,23 @@
+"""`specx`: dispatches to one file a subcommand."""
+
+import typer
+
+from vllm_specx.cli import bench, demo, version
+from vllm_specx.cli._edge import OneLineErrors
+
+app = typer.Typer(
+    cls=OneLineErrors,
+    help="Speculative decoding for vLLM: measure it, see it work.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("bench")(bench.bench)
+app.command("demo")(demo.demo)
+app.command("version")(version.version)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    app(prog_name="specx")
