@@ -30,7 +30,7 @@ def rebind_kernels(overrides: list[tuple[Any, Any]]) -> None:
             if (override := override_of(value)) is not None:
                 setattr(module, name, override)
                 continue
-            attributes = getattr(value, "__dict__", None)
+            attributes: Any = getattr(value, "__dict__", None)
             if not hasattr(attributes, "get") or (override := override_of(attributes.get("kernel"))) is None:
                 continue
             value.kernel = override
@@ -55,7 +55,7 @@ def survives_odd_objects(scan: Callable[[list[tuple[Any, Any]]], None]) -> bool:
     """Run `scan` while a module holds an object whose `__dict__` is not a dict."""
 
     class Odd:
-        __dict__ = property(lambda self: object())  # type: ignore[assignment]
+        __dict__ = property(lambda self: object())
 
     module = ModuleType("vllm_specx_odd")
     module.odd = Odd()  # type: ignore[attr-defined]
