@@ -21,19 +21,35 @@ MAX_MATCH = 32  # a match is measured up to this length; longer ones vote and ca
 MAX_STEPS = 48  # links followed per chain
 MAX_PER_ORDER = 8  # occurrences taken per chain
 MAX_OCCURRENCES = 24  # occurrences taken per store; the longest contexts are asked first
-LENGTH_WEIGHT = 1.6 ** np.minimum(np.arange(MAX_MATCH + 1), 16)  # a longer context is trusted more
+LENGTH_WEIGHT = 2.2 ** np.minimum(np.arange(MAX_MATCH + 1), 16)  # a longer context is trusted more
 RECENCY = 0.9  # each older occurrence of a context weighs this much less
 HASH_MULTIPLIER = 0x9E3779B97F4A7C1  # odd, below 2**63
 HASH_SHIFT = 29
 
-# Calibration cells: match length x share of the votes x draft position x the request's recent luck.
-LENGTH_EDGES = np.array([2, 3, 4, 6, 8, 12, 20, 32], dtype=np.int64)
+NEAR = 16  # tokens: an occurrence this close to where the last draft was read from continues it
+NEAR_BONUS = 4.0  # and its vote counts for more
+
+# Features of a draft token, one of each group: the weights of their logistic sum give its chance of acceptance.
+LENGTH_EDGES = np.array([2, 3, 4, 6, 8, 12, 20, 32, 48], dtype=np.int64)
 SHARE_EDGES = np.array([0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.9999], dtype=np.float64)
 POSITION_EDGES = np.array([1, 2, 4, 8, 16], dtype=np.int64)
-LUCK_EDGES = np.array([0.2, 0.45, 0.75], dtype=np.float64)
-NUM_LENGTHS, NUM_SHARES = len(LENGTH_EDGES) + 1, len(SHARE_EDGES) + 1
-NUM_POSITIONS, NUM_LUCKS = len(POSITION_EDGES) + 1, len(LUCK_EDGES) + 1
-NUM_CELLS = NUM_LENGTHS * NUM_SHARES * NUM_POSITIONS * NUM_LUCKS
+LUCK_EDGES = np.array([0.1, 0.25, 0.4, 0.55, 0.7, 0.85], dtype=np.float64)
+VOTERS_EDGES = np.array([2, 3, 5, 9], dtype=np.int64)
+DISSENT_EDGES = np.array([2, 3, 4, 6, 8], dtype=np.int64)
+NUM_SHARES = len(SHARE_EDGES) + 1
+GROUP_SIZES = (
+    (len(LENGTH_EDGES) + 1) * NUM_SHARES,  # match length and share of the votes
+    len(POSITION_EDGES) + 1,  # position in the draft
+    len(LUCK_EDGES) + 1,  # how often this request's drafts began rightly of late
+    (len(VOTERS_EDGES) + 1) * 2,  # number of votes for it, and whether there were any against
+    len(DISSENT_EDGES) + 2,  # the longest context against it
+)
+NUM_GROUPS = len(GROUP_SIZES)
+OFFSETS = np.concatenate(([0], np.cumsum(GROUP_SIZES)[:-1])).astype(np.int64)
+NUM_FEATURES = int(sum(GROUP_SIZES))
+LEARNING_RATE = 1.0  # of a Newton step for each feature by itself
+FIRST_EVIDENCE = 8.0  # Fisher information that the prior is worth
+MOST_EVIDENCE = 500.0  # and at which old outcomes begin to fade
 
 
 @njit(cache=True)
@@ -81,10 +97,11 @@ def _match_length(text, q, tail, context, c_mask, c_end, c_start):
 
 
 @njit(cache=True)
-def _occurrences(text, prev, head, tail, context, end, own, out_pos, out_len, out_weight):
+def _occurrences(text, prev, head, tail, context, end, own, anchor, out_pos, out_len, out_weight):
     """Find where the suffix of a request's text (context[..end-1]) occurred in a store; return how many.
 
     `own`: the store is the request's own text, so chains start at its last position instead of a bucket.
+    `anchor`: occurrences within NEAR of it weigh NEAR_BONUS more; -1 for none.
     out_pos receives the position after each occurrence, out_len its match length, out_weight (float64) its
     vote; the longest contexts come first, the newest first within an order.
     """
@@ -122,6 +139,8 @@ def _occurrences(text, prev, head, tail, context, end, own, out_pos, out_len, ou
                 out_pos[count] = q + 1
                 out_len[count] = n
                 out_weight[count] = LENGTH_WEIGHT[n] * recency
+                if anchor >= 0 and abs(q + 1 - anchor) <= NEAR:
+                    out_weight[count] *= NEAR_BONUS
                 recency *= RECENCY
                 count += 1
                 found += 1
@@ -142,9 +161,12 @@ def _bucket(edges, value):
 
 
 @njit(cache=True)
-def _cell(length, share, position, luck):
-    c = _bucket(LENGTH_EDGES, length) * NUM_SHARES + _bucket(SHARE_EDGES, share)
-    return (c * NUM_POSITIONS + _bucket(POSITION_EDGES, position)) * NUM_LUCKS + _bucket(LUCK_EDGES, luck)
+def _chance(features, model):
+    """Chance that a draft token with these features is accepted, given that its place is reached."""
+    z = 0.0
+    for g in range(NUM_GROUPS):
+        z += model[0, features[g]]
+    return 1.0 / (1.0 + np.exp(-z))
 
 
 @njit(cache=True)
@@ -176,22 +198,24 @@ def _vote(tokens, weights, alive, count):
 
 @njit(cache=True)
 def _draft(
-    own, end, shared, shared_end, pos, lengths, weights, num_own, count, luck, hazard, max_n, min_reach, out
+    own, end, shared, shared_end, pos, lengths, weights, num_own, count, luck, model, max_n, min_reach, out
 ):
-    """Draft along the occurrences by vote; return the number of tokens.
+    """Draft along the occurrences by vote; return (number of tokens, where the own text's leader began or -1).
 
     Voters 0..num_own-1 read the request's own text (and, past its end, the draft itself, so that a period
-    goes on), the others the shared text up to a SEPARATOR. Who disagrees with the winner drops out.
-    out: (token_ids int32, reach float64, cells int32), each of shape (>= max_n,).
+    goes on), the others the shared text up to a SEPARATOR. Who disagrees with the winner drops out; the
+    leader is the longest match that votes for the first token.
+    out: (token_ids int32 (>= max_n,), reach float64 (>= max_n,), features int16 (>= max_n, NUM_GROUPS)).
     """
-    token_ids, reach, cells = out
+    token_ids, reach, features = out
     own_mask = own.shape[0] - 1
     shared_mask = shared.shape[0] - 1
     alive = np.ones(count, dtype=np.bool_)
     tokens = np.empty(count, dtype=np.int64)
+    luck_feature = OFFSETS[2] + _bucket(LUCK_EDGES, luck)
     so_far = 1.0
+    leader = np.int64(-1)
     for n in range(max_n):
-        longest = np.int64(0)
         for j in range(count):
             if not alive[j]:
                 continue
@@ -202,37 +226,68 @@ def _draft(
                 tokens[j] = shared[p & shared_mask] if p < shared_end else SEPARATOR
                 if tokens[j] == SEPARATOR:
                     alive[j] = False
-                    continue
-            longest = max(longest, lengths[j])
         best, share = _vote(tokens, weights, alive, count)
         if best < 0:
-            return n
-        cell = _cell(longest + n, share, n, luck)
-        so_far *= hazard[cell]
+            return n, leader
+        longest = np.int64(0)
+        against = np.int64(0)
+        voters = np.int64(0)
+        first = np.int64(-1)
+        for j in range(count):
+            if not alive[j]:
+                continue
+            if tokens[j] == best:
+                voters += 1
+                if lengths[j] > longest:
+                    longest = lengths[j]
+                    first = j
+            else:
+                alive[j] = False
+                against = max(against, lengths[j])
+        if n == 0 and first < num_own:
+            leader = pos[first]
+        f = features[n]
+        unanimous = 1 if share >= SHARE_EDGES[-1] else 0
+        f[0] = OFFSETS[0] + _bucket(LENGTH_EDGES, longest + n) * NUM_SHARES + _bucket(SHARE_EDGES, share)
+        f[1] = OFFSETS[1] + _bucket(POSITION_EDGES, n)
+        f[2] = luck_feature
+        f[3] = OFFSETS[3] + _bucket(VOTERS_EDGES, voters) * 2 + unanimous
+        f[4] = OFFSETS[4] + (0 if unanimous else 1 + _bucket(DISSENT_EDGES, against))
+        so_far *= _chance(f, model)
         if so_far < min_reach:
-            return n
+            return n, leader
         token_ids[n] = best
         reach[n] = so_far
-        cells[n] = cell
-        for j in range(count):
-            alive[j] = alive[j] and tokens[j] == best
-    return max_n
+    return max_n, leader
 
 
 @njit(cache=True)
 def _propose_batch(
-    rows, max_n, share, live, region, end, luck, shared, shared_tail, shared_end, hazard, min_reach, drafts
+    rows,
+    max_n,
+    share,
+    live,
+    region,
+    end,
+    luck,
+    anchor,
+    shared,
+    shared_tail,
+    shared_end,
+    model,
+    min_reach,
+    drafts,
 ):
     """Draft for every slot in `rows` into drafts[slot]; max_n and share (may this
     request read the shared store?) have one entry per row.
 
     live, shared: (text, prev, head); region: (offset, capacity) per slot; drafts: (length, token_ids, reach,
-    cells), indexed by slot.
+    features, leader), indexed by slot; model: (weights, information) by feature.
     """
     text, prev, head = live
     offset, capacity = region
     s_text, s_prev, s_head = shared
-    length, token_ids, reach, cells = drafts
+    length, token_ids, reach, features, leader = drafts
     pos = np.empty(2 * MAX_OCCURRENCES, dtype=np.int64)
     match = np.empty(2 * MAX_OCCURRENCES, dtype=np.int64)
     weight = np.empty(2 * MAX_OCCURRENCES, dtype=np.float64)
@@ -240,7 +295,9 @@ def _propose_batch(
         s = rows[r]
         lo, hi = offset[s], offset[s] + capacity[s]
         own = text[lo:hi]
-        n_own = _occurrences(own, prev[:, lo:hi], head[:, lo:hi], 0, own, end[s], True, pos, match, weight)
+        n_own = _occurrences(
+            own, prev[:, lo:hi], head[:, lo:hi], 0, own, end[s], True, anchor[s], pos, match, weight
+        )
         n = n_own
         if share[r]:
             n += _occurrences(
@@ -251,11 +308,12 @@ def _propose_batch(
                 own,
                 end[s],
                 False,
+                -1,
                 pos[n_own:],
                 match[n_own:],
                 weight[n_own:],
             )
-        length[s] = _draft(
+        length[s], leader[s] = _draft(
             own,
             end[s],
             s_text,
@@ -266,45 +324,57 @@ def _propose_batch(
             n_own,
             n,
             luck[s],
-            hazard,
+            model,
             max_n[r],
             min_reach,
-            (token_ids[s], reach[s], cells[s]),
+            (token_ids[s], reach[s], features[s]),
         )
 
 
 @njit(cache=True)
-def _judge(draft_ids, cells, length, token_ids, hits, trials):
+def _judge(draft_ids, features, length, token_ids, model):
     """Hold a draft against the tokens that the target committed; return how many were right.
 
     Every position up to and including the first wrong one has a known outcome, also those that were never
-    verified: the token after the last verified one was drawn by the target itself.
+    verified: the token after the last verified one was drawn by the target itself. Each outcome moves the
+    weights of its features (model[0]) by a Newton step each, damped by their information so far (model[1]).
     """
     k = 0
     while k < length and k < token_ids.shape[0]:
         right = draft_ids[k] == token_ids[k]
-        trials[cells[k]] += 1.0
+        p = _chance(features[k], model)
+        error = (1.0 if right else 0.0) - p
+        for g in range(NUM_GROUPS):
+            f = features[k, g]
+            model[1, f] = min(model[1, f] + p * (1.0 - p), MOST_EVIDENCE)
+            model[0, f] += LEARNING_RATE * error / model[1, f]
         if not right:
             break
-        hits[cells[k]] += 1.0
         k += 1
     return k
 
 
 @njit(cache=True)
-def _observe_batch(slots, counts, token_ids, live, region, end, luck, drafts, hits, trials, luck_rate):
-    """Judge each slot's last draft by its new tokens (counts[i] of token_ids each), then append them."""
+def _observe_batch(slots, counts, token_ids, live, region, end, luck, anchor, drafts, model, luck_rate):
+    """Judge each slot's last draft by its new tokens (counts[i] of token_ids each), then append them.
+
+    anchor: where in its own text each slot's last draft would go on, -1 for nowhere.
+    """
     text, prev, head = live
     offset, capacity = region
-    length, draft_ids, _, cells = drafts
+    length, draft_ids, _, features, leader = drafts
     at = 0
     for i in range(slots.shape[0]):
         s = slots[i]
         new = token_ids[at : at + counts[i]]
         at += counts[i]
         if length[s] > 0 and counts[i] > 0:
-            right = _judge(draft_ids[s], cells[s], length[s], new, hits, trials)
+            right = _judge(draft_ids[s], features[s], length[s], new, model)
             luck[s] += luck_rate * (min(right, 1) - luck[s])
+        if length[s] > 0 and leader[s] >= 0:
+            anchor[s] = leader[s] + counts[i]
+        elif anchor[s] >= 0:
+            anchor[s] += counts[i]
         length[s] = 0
         lo, hi = offset[s], offset[s] + capacity[s]
         end[s] = _append(text[lo:hi], prev[:, lo:hi], head[:, lo:hi], end[s], 0, new)

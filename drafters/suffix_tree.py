@@ -19,6 +19,7 @@ from drafters.memory import SharedMemory, new_store
 _MIN_REGION: Final = 256  # tokens; regions are powers of two
 _LUCK_RATE: Final = 0.15
 _LUCK_START: Final = 0.5
+_USUAL_RATE: Final = 0.1
 _PROMPT_TAIL: Final = 16  # prompt tokens kept before a shared output, as the context of its beginning
 _MAX_TOKEN_ID: Final = 2**31 - 2
 
@@ -80,7 +81,10 @@ class SuffixTreeDrafter:
         self._length = np.zeros(0, dtype=np.int64)
         self._ids = np.zeros((0, max_n), dtype=np.int32)
         self._reach = np.zeros((0, max_n))
-        self._cells = np.zeros((0, max_n), dtype=np.int32)
+        self._features = np.zeros((0, max_n, kernels.NUM_GROUPS), dtype=np.int16)
+        self._leader = np.zeros(0, dtype=np.int64)
+        self._anchor = np.zeros(0, dtype=np.int64)
+        self._usual_luck = _LUCK_START  # of the requests that ended lately: what a new one is taken to have
         self._warm_up()
 
     def start(self, request_id: RequestId, prompt_ids: ArrayLike, *, share: bool = True) -> None:
@@ -101,7 +105,8 @@ class SuffixTreeDrafter:
         slot = self._new_slot()
         self._reserve(slot, len(ids) + _MIN_REGION)
         self._end[slot] = 0
-        self._luck[slot] = _LUCK_START
+        self._luck[slot] = self._usual_luck
+        self._anchor[slot] = -1
         self._length[slot] = 0
         self._slots[request_id] = slot
         self._share[request_id] = share
@@ -139,7 +144,6 @@ class SuffixTreeDrafter:
         if len(set(request_ids)) != len(request_ids):
             raise ValueError("a request id is repeated")
         self._flush()
-        self.calibration.refresh()
         self._run(rows, np.ascontiguousarray(limits), self._share_of(request_ids))
         return [
             Draft(self._ids[s, : self._length[s]].copy(), self._reach[s, : self._length[s]].copy())
@@ -156,6 +160,7 @@ class SuffixTreeDrafter:
         slot = self._slot(request_id)
         self._flush()
         del self._slots[request_id]
+        self._usual_luck += _USUAL_RATE * (float(self._luck[slot]) - self._usual_luck)
         prompt_length = self._prompt_length.pop(request_id)
         if self._share.pop(request_id) and self.memory.capacity and self._end[slot] > prompt_length:
             lo = self._offset[slot]
@@ -169,6 +174,7 @@ class SuffixTreeDrafter:
         self._flush()  # or outcomes from before would be counted after
         self.memory.clear()
         self.calibration.clear()
+        self._usual_luck = _LUCK_START
 
     @property
     def num_live(self) -> int:
@@ -198,12 +204,13 @@ class SuffixTreeDrafter:
             (self._offset, self._capacity),
             self._end,
             self._luck,
+            self._anchor,
             self.memory.store,
             self.memory.tail,
             self.memory.end,
-            self.calibration.hazard,
+            self.calibration.model,
             self.min_reach,
-            (self._length, self._ids, self._reach, self._cells),
+            (self._length, self._ids, self._reach, self._features, self._leader),
         )
 
     def _flush(self) -> None:
@@ -226,9 +233,9 @@ class SuffixTreeDrafter:
             (self._offset, self._capacity),
             self._end,
             self._luck,
-            (self._length, self._ids, self._reach, self._cells),
-            self.calibration.hits,
-            self.calibration.trials,
+            self._anchor,
+            (self._length, self._ids, self._reach, self._features, self._leader),
+            self.calibration.model,
             _LUCK_RATE,
         )
 
@@ -236,7 +243,18 @@ class SuffixTreeDrafter:
         if not self._free_slots:
             old = len(self._end)
             new = max(8, 2 * old)
-            for name in ("_offset", "_capacity", "_end", "_luck", "_length", "_ids", "_reach", "_cells"):
+            for name in (
+                "_offset",
+                "_capacity",
+                "_end",
+                "_luck",
+                "_length",
+                "_ids",
+                "_reach",
+                "_features",
+                "_leader",
+                "_anchor",
+            ):
                 array = getattr(self, name)
                 grown = np.zeros((new, *array.shape[1:]), dtype=array.dtype)
                 grown[:old] = array
@@ -285,3 +303,4 @@ class SuffixTreeDrafter:
             self.stop(request)
         self.memory = memory
         self.calibration.clear()
+        self._usual_luck = _LUCK_START

@@ -4,24 +4,19 @@ Constants are read from `drafters`, so that tuning one breaks no test; code is n
 raised where a sequence of valid tokens can meet them; token validation is tested on the drafter itself.
 """
 
-from collections import defaultdict
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 
+from drafters import _prior, memory, suffix_tree
 from drafters import _suffix_tree_kernels as kernels
-from drafters import calibration, memory, suffix_tree
 
 ORDERS = kernels.ORDERS.tolist()
 LENGTH_WEIGHT = kernels.LENGTH_WEIGHT.tolist()
-EDGES = [
-    edges.tolist()
-    for edges in (kernels.LENGTH_EDGES, kernels.SHARE_EDGES, kernels.POSITION_EDGES, kernels.LUCK_EDGES)
-]
-PRIOR = calibration.Calibration()._prior[:, :, 0, 0].tolist()
 
-Cell = tuple[int, int, int, int]
+Features = list[int]  # of each group the index of the one that a draft token has
 
 
 def signed(value: int) -> int:
@@ -64,9 +59,11 @@ class Request(Text):
     prompt_length: int = 0
     share: bool = True
     capacity: int = 0
-    luck: float = suffix_tree._LUCK_START
+    luck: float = 0.0
     draft: list[int] = field(default_factory=list)
-    cells: list[Cell] = field(default_factory=list)
+    features: list[Features] = field(default_factory=list)
+    leader: int | None = None  # where in this text the leading occurrence of the last draft goes on
+    anchor: int | None = None
 
 
 @dataclass
@@ -76,10 +73,44 @@ class Voter:
     length: int
     weight: float
     own: bool
+    near: bool
 
 
-def bucket_of(edges: list[float], value: float) -> int:
+def bucket_of(edges: Iterable[float], value: float) -> int:
     return sum(value >= edge for edge in edges)
+
+
+class Model:
+    """Weights of the features by group, and the information that each has seen."""
+
+    def __init__(self) -> None:
+        self.weights = [list(group) for group in _prior.WEIGHTS]
+        self.information = [[kernels.FIRST_EVIDENCE] * len(group) for group in _prior.WEIGHTS]
+
+    def chance(self, features: Features) -> float:
+        z = sum(weights[f] for weights, f in zip(self.weights, features, strict=True))
+        return 1.0 / (1.0 + math.exp(-z))
+
+    def learn(self, features: Features, right: bool) -> None:
+        chance = self.chance(features)
+        for weights, information, f in zip(self.weights, self.information, features, strict=True):
+            information[f] = min(information[f] + chance * (1.0 - chance), kernels.MOST_EVIDENCE)
+            weights[f] += kernels.LEARNING_RATE * (right - chance) / information[f]
+
+
+def features_of(winners: list[Voter], losers: list[Voter], share: float, n: int, luck: float) -> Features:
+    """Features of the n-th draft token."""
+    length = bucket_of(kernels.LENGTH_EDGES, max(v.length for v in winners) + n)
+    share_bucket = bucket_of(kernels.SHARE_EDGES, share)
+    contested = share_bucket < len(kernels.SHARE_EDGES)
+    against = max((v.length for v in losers), default=0)
+    return [
+        length * (len(kernels.SHARE_EDGES) + 1) + share_bucket,
+        bucket_of(kernels.POSITION_EDGES, n),
+        bucket_of(kernels.LUCK_EDGES, luck),
+        bucket_of(kernels.VOTERS_EDGES, len(winners)) * 2 + (not contested),
+        1 + bucket_of(kernels.DISSENT_EDGES, against) if contested else 0,
+    ]
 
 
 def match_length(tokens: list[int], at: int, context: list[int]) -> int:
@@ -89,7 +120,9 @@ def match_length(tokens: list[int], at: int, context: list[int]) -> int:
     return n
 
 
-def find_voters(context: Text, texts: list[Text], mask: int, own: bool) -> list[Voter]:
+def find_voters(
+    context: Text, texts: list[Text], mask: int, own: bool, anchor: int | None = None
+) -> list[Voter]:
     """Occurrences of the context's suffixes in `texts` (newest last), longest order first, newest first."""
     voters: list[Voter] = []
     above = float("inf")
@@ -108,7 +141,9 @@ def find_voters(context: Text, texts: list[Text], mask: int, own: bool) -> list[
                 break
             n = match_length(tokens, i, context.tokens)
             if k <= n < above:
-                voters.append(Voter(tokens, i + 1, n, LENGTH_WEIGHT[n] * recency, own))
+                near = anchor is not None and abs(i + 1 - anchor) <= kernels.NEAR
+                weight = LENGTH_WEIGHT[n] * recency * (kernels.NEAR_BONUS if near else 1.0)
+                voters.append(Voter(tokens, i + 1, n, weight, own, near))
                 recency *= kernels.RECENCY
                 found += 1
         above = k
@@ -127,19 +162,21 @@ class NaiveDrafter:
                 self.room *= 2
         self.requests: dict[object, Request] = {}
         self.documents: list[Text] = []
-        self.clear()
+        self.model = Model()
+        self.near_votes = 0
+        self.usual_luck = suffix_tree._LUCK_START
 
     def clear(self) -> None:
         self._grow()
         self.documents = []
-        self.hits: dict[Cell, float] = defaultdict(float)
-        self.trials: dict[Cell, float] = defaultdict(float)
+        self.model = Model()
+        self.usual_luck = suffix_tree._LUCK_START
 
     def start(self, request_id: object, prompt_ids: list[int], *, share: bool = True) -> None:
         if request_id in self.requests:
             raise ValueError(request_id)
         capacity = self._region(len(prompt_ids))
-        request = Request(prompt_length=len(prompt_ids), share=share, capacity=capacity)
+        request = Request(prompt_length=len(prompt_ids), share=share, capacity=capacity, luck=self.usual_luck)
         request.extend(prompt_ids)
         self.requests[request_id] = request
 
@@ -147,14 +184,17 @@ class NaiveDrafter:
         request = self.requests[request_id]
         if request.draft and token_ids:
             right = 0
-            for draft, cell, token in zip(request.draft, request.cells, token_ids, strict=False):
-                self.trials[cell] += 1.0
+            for draft, features, token in zip(request.draft, request.features, token_ids, strict=False):
+                self.model.learn(features, draft == token)
                 if draft != token:
                     break
-                self.hits[cell] += 1.0
                 right += 1
             request.luck += suffix_tree._LUCK_RATE * ((1 if right else 0) - request.luck)
-        request.draft, request.cells = [], []
+        if request.draft and request.leader is not None:
+            request.anchor = request.leader
+        if request.anchor is not None:
+            request.anchor += len(token_ids)
+        request.draft, request.features = [], []
         request.extend(token_ids)
 
     def propose(
@@ -172,15 +212,12 @@ class NaiveDrafter:
         if not requests:
             return []
         self._grow()
-        for cell, trials in self.trials.items():
-            if trials > calibration._MEMORY:
-                self.hits[cell] *= 0.5
-                self.trials[cell] *= 0.5
         return [self._draft(r, min(n, self.max_n)) for r, n in zip(requests, limits, strict=True)]
 
     def stop(self, request_id: object) -> None:
         self._grow()
         request = self.requests.pop(request_id)
+        self.usual_luck += suffix_tree._USUAL_RATE * (request.luck - self.usual_luck)
         if not (request.share and self.room and len(request.tokens) > request.prompt_length):
             return
         tail = max(0, request.prompt_length - suffix_tree._PROMPT_TAIL)
@@ -192,20 +229,15 @@ class NaiveDrafter:
         while sum(len(d.tokens) + 1 for d in self.documents) > self.room:
             self.documents.pop(0)
 
-    def hazard(self, cell: Cell) -> float:
-        prior, coarse = calibration._PRIOR_STRENGTH, calibration._COARSE_STRENGTH
-        siblings = [c for c in self.trials if c[:2] == cell[:2]]
-        hits = sum(self.hits[c] for c in siblings) + prior * PRIOR[cell[0]][cell[1]]
-        estimate = hits / (sum(self.trials[c] for c in siblings) + prior)
-        return (self.hits.get(cell, 0.0) + coarse * estimate) / (self.trials.get(cell, 0.0) + coarse)
-
     def _draft(self, request: Request, max_n: int) -> tuple[list[int], list[float]]:
-        alive = find_voters(request, [request], request.capacity - 1, own=True)
+        alive = find_voters(request, [request], request.capacity - 1, own=True, anchor=request.anchor)
+        self.near_votes += sum(v.near for v in alive)
         if request.share:
             alive += find_voters(request, self.documents, self.room - 1, own=False)
         draft: list[int] = []
-        cells: list[Cell] = []
+        features: list[Features] = []
         reach: list[float] = []
+        request.leader = None
         so_far = 1.0
         while len(draft) < max_n:
             # A voter on the request's own text reads on into the draft; one on a document ends with it.
@@ -222,21 +254,19 @@ class NaiveDrafter:
                 total += voter.weight
                 weights[token] = weights.get(token, 0.0) + voter.weight
             best = max(weights, key=weights.__getitem__)  # the first of equals
-            features = (
-                max(v.length for v, _ in ballots) + len(draft),
-                weights[best] / total,
-                len(draft),
-                request.luck,
-            )
-            cell = tuple(bucket_of(edges, x) for edges, x in zip(EDGES, features, strict=True))
-            so_far *= self.hazard(cell)
+            alive = [v for v, token in ballots if token == best]
+            losers = [v for v, token in ballots if token != best]
+            leader = max(alive, key=lambda v: v.length)  # the first of equals
+            if not draft and leader.own:
+                request.leader = leader.start
+            found = features_of(alive, losers, weights[best] / total, len(draft), request.luck)
+            so_far *= self.model.chance(found)
             if so_far < self.min_reach:
                 break
             draft.append(best)
-            cells.append(cell)
+            features.append(found)
             reach.append(so_far)
-            alive = [v for v, token in ballots if token == best]
-        request.draft, request.cells = draft, cells
+        request.draft, request.features = draft, features
         return list(draft), reach
 
     def _region(self, num_tokens: int) -> int:

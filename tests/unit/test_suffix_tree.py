@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from drafters import Draft, SuffixTreeDrafter
+from drafters import _suffix_tree_kernels as kernels
+from drafters.calibration import PRIOR
 from drafters.memory import BYTES_PER_TOKEN, MIN_TOKENS
 
 # Without the JIT, wrapping 64-bit hashes warn; the kernels rely on the wrap.
@@ -258,7 +260,9 @@ def test_drafts_are_copies() -> None:
     draft.reach[:] = 99.0
     drafter.observe("a", [3, 1])  # judged by what was drafted, not by what the caller made of it
     assert drafter.propose(["a"], 0)[0].token_ids.size == 0
-    assert drafter.calibration.hits.sum() == 2.0
+    weights = drafter.calibration.model[0]
+    assert (weights >= PRIOR).all()
+    assert (weights > PRIOR).any()
     drafter.stop("a")
     drafter.clear()
     drafter.start("a", [1, 2, 3, 1, 2])
@@ -276,6 +280,22 @@ def test_the_longer_context_wins() -> None:
     drafter = new_drafter()
     drafter.start("a", [5, 6, 7, 8, 1, 7, 9, 1, 7, 9, 1, 5, 6, 7])
     assert draft_ids(drafter, "a", 1) == [8]
+
+
+def test_the_place_that_the_last_draft_was_read_from_outvotes_a_newer_one() -> None:
+    gap = list(range(100, 100 + 2 * kernels.NEAR))
+    text = [1, 2, 3, 4, *gap, 9, 3, 5, *[token + 100 for token in gap], 1]
+    reader, control = new_drafter(), new_drafter()
+    reader.start("a", text)
+    assert draft_ids(reader, "a", 3) == [2, 3, 4]
+    reader.observe("a", [8, 3])  # the draft was wrong, yet the text goes on beside where it was read
+    control.start("a", [*text, 8, 3])
+    assert draft_ids(control, "a", 1) == [5]
+    assert draft_ids(reader, "a", 1) == [4]
+    reader.stop("a")
+    reader.clear()
+    reader.start("a", [*text, 8, 3])  # a request begins without such a place
+    assert draft_ids(reader, "a", 1) == [5]
 
 
 def test_reach_falls_within_the_unit_interval_and_ends_at_min_reach() -> None:
