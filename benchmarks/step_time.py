@@ -101,7 +101,10 @@ def main() -> None:
             pass
         for name, drafter in drafters.items():
             result = run(drafter, prompt_length, num_cached, steps)
-            print(json.dumps({"drafter": name, "prompt": prompt_length, "cached": num_cached} | result), flush=True)
+            print(
+                json.dumps({"drafter": name, "prompt": prompt_length, "cached": num_cached} | result),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
