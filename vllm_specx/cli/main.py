@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_specx.cli import bench, demo, version
+from vllm_specx.cli import bench, demo, replay, version
 from vllm_specx.cli._edge import OneLineErrors
 
 app = typer.Typer(
@@ -15,6 +15,7 @@ app = typer.Typer(
 )
 app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
+app.command("replay")(replay.replay)
 app.command("version")(version.version)
 
 
