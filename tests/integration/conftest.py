@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import pytest
 from engines import SPECULATIVE, make_engine
+
+from vllm_specx import _compat
+
+
+@pytest.fixture(scope="session", autouse=True)
+def patch_state() -> _compat.PatchState:
+    """How the patches came into vLLM: test_patched_wheel.py runs these tests on a copy with the diffs applied."""
+    state = _compat.install()
+    if os.environ.get("SPECX_TEST_PATCHED_WHEEL"):
+        assert state.applied == ()
+    return state
 
 
 @pytest.fixture(scope="session")

@@ -78,3 +78,15 @@ def test_drafting_goes_on_after_a_fault(specx, plain, monkeypatch):
     assert [list(o.outputs[0].token_ids) for o in outputs] == expected
     assert proposer.faults == before + 1
     assert sum(drafted[3:]) > 0
+
+
+def test_a_drafter_that_cannot_even_stop_is_replaced(specx, expected, monkeypatch):
+    proposer = proposer_of(specx)
+    broken = proposer.drafter
+    monkeypatch.setattr(broken, "propose", _raise)
+    monkeypatch.setattr(broken, "stop", lambda request_id: _raise([], []))
+    params = SamplingParams(temperature=0, max_tokens=12)
+    outputs = specx.generate(token_prompts(specx)[8:12], params, use_tqdm=False)
+    assert [list(o.outputs[0].token_ids) for o in outputs] == expected
+    assert proposer.drafter is not broken
+    assert proposer.drafter.num_live > 0

@@ -30,7 +30,7 @@ def run_python(*arguments: str, first: Path | None = None, **env: str) -> str:
         text=True,
         check=False,
     )
-    assert result.returncode == 0, result.stderr[-4000:]
+    assert result.returncode == 0, (result.stdout + result.stderr)[-4000:]
     return result.stdout
 
 
@@ -68,6 +68,17 @@ def test_patched_wheel_needs_no_wrapper(patched: dict[str, Any]) -> None:
     assert (patched["summary"]["applied"], patched["summary"]["present"]) == ([], PATCH_NAMES)
     assert patched["classes"] == {"vllm.v1.spec_decode.custom_class_proposer"}
     assert "/site/vllm/" in patched["summary"]["vllm"]
+
+
+def test_engine_tests_on_the_patched_wheel(tmp_path: Path) -> None:
+    """The same engine tests, with the diffs applied and no wrapper in place (the conftest checks that)."""
+    tests = [str(TESTS / "integration" / f"test_{name}.py") for name in ("identity", "requests", "faults")]
+    out = run_python(
+        *("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests),
+        first=patching.patched_copy(tmp_path / "site"),
+        SPECX_TEST_PATCHED_WHEEL="1",
+    )
+    assert re.search(r"\d+ passed", out.splitlines()[-1]), out[-2000:]
 
 
 def test_same_contexts_and_outputs(wrapped: dict[str, Any], patched: dict[str, Any]) -> None:

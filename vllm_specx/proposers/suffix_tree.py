@@ -37,12 +37,10 @@ class SuffixTreeProposer:
         self.faults = 0
         self.num_draft_tokens = 0  # verified
         self.num_accepted_tokens = 0
-        self.drafter = SuffixTreeDrafter(
-            max_n=self.num_speculative_tokens, memory_bytes=options.memory_bytes if options.shared else 0
-        )
+        self._memory_bytes = options.memory_bytes if options.shared else 0
         self._policy = PriceRule(options.alpha)
         self._offered: dict[str, int] = {}  # tokens offered in the last step, by request
-        self._requests = RequestTracker(self.drafter, self._log_once)
+        self._start_over()
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         """There are no weights to load."""
@@ -69,7 +67,10 @@ class SuffixTreeProposer:
             return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, context)
         except Exception as error:
             self._fault(f"{type(error).__name__}: {error}")
-            self._requests.clear()
+            try:
+                self._requests.clear()
+            except Exception:  # the drafter itself is broken
+                self._start_over()
             return [[] for _ in sampled_token_ids]
 
     def reset_memory(self) -> None:
@@ -116,9 +117,14 @@ class SuffixTreeProposer:
         self._offered = dict(zip(request_ids, map(len, chosen), strict=True))
         return result
 
+    def _start_over(self) -> None:
+        self.drafter = SuffixTreeDrafter(max_n=self.num_speculative_tokens, memory_bytes=self._memory_bytes)
+        self._requests = RequestTracker(self.drafter, self._log_once)
+
     def _fault(self, reason: str) -> None:
+        if self.faults == 0:
+            logger.warning("specx: drafting failed, going on without a draft (logged once): %s", reason)
         self.faults += 1
-        logger.warning_once("specx: drafting failed, going on without a draft (logged once): %s", reason)
 
     def _log_once(self, reason: str) -> None:
         logger.warning_once("specx: %s", reason)
