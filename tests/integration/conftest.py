@@ -44,3 +44,16 @@ def specx_tight(model_dir: Any) -> Any:
         block_size=32,
         num_gpu_blocks_override=22,
     )
+
+
+@pytest.fixture(scope="session")
+def specx_embeds(model_dir: Any) -> Any:
+    """Speculating, and taking prompts as embeddings. (Kept to the end: an engine that goes takes others along.)"""
+    return make_engine(
+        model_dir,
+        speculative_config=SPECULATIVE,
+        enable_prompt_embeds=True,
+        max_num_seqs=2,
+        block_size=32,
+        num_gpu_blocks_override=40,
+    )

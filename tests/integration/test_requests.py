@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from engine_prompts import token_prompts
-from engines import MAX_MODEL_LEN, SPECULATIVE, accepted, make_engine, proposer_of
+from engines import MAX_MODEL_LEN, accepted, proposer_of
 from vllm import SamplingParams
 from vllm.sampling_params import StructuredOutputsParams
 
@@ -210,9 +210,9 @@ def test_salted_requests_share_nothing(specx):
     assert gain(None) > first
 
 
-def test_prompt_embeddings_get_no_draft(model_dir):
+def test_prompt_embeddings_get_no_draft(specx_embeds):
     """A prompt without token ids is answered all the same, beside one that has them."""
-    llm = make_engine(model_dir, speculative_config=SPECULATIVE, enable_prompt_embeds=True, max_num_seqs=2)
+    llm = specx_embeds
     embeddings = torch.randn(12, 576, generator=torch.Generator().manual_seed(0)) * 0.02
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     prompts = [{"prompt_embeds": embeddings}, token_prompts(llm)[8]]

@@ -14,8 +14,8 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from engines import SPECULATIVE, make_engine
 
-SPECULATIVE = {"model": "vllm_specx.SuffixTreeProposer", "num_speculative_tokens": 16}
 START_SECONDS = 240
 
 
@@ -88,8 +88,11 @@ def server(model_dir, tmp_path_factory):
         server.process.wait(timeout=60)
 
 
-def test_served_answers_equal_plain_decoding(server, plain):
+def test_served_answers_equal_plain_decoding(server, model_dir):
     from vllm import SamplingParams
+
+    # Of its own: test_sampling_engine.py has closed an engine, and that takes the shared ones along.
+    plain = make_engine(model_dir)
 
     prompt = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\n" * 2
     answer = server.post(
