@@ -30,11 +30,11 @@ def test_there_are_enough_prompts(plain):
 
 
 def test_batch_of_eight_with_chunked_prefill_and_prefix_caching(specx, expected):
-    before = accepted(specx)
+    before, faults = accepted(specx), proposer_of(specx).faults
     assert generate(specx, token_prompts(specx)) == expected
     assert accepted(specx) - before > 300  # else nothing was tested
     assert generate(specx, token_prompts(specx)) == expected  # now with a warm prefix cache and warm memory
-    assert proposer_of(specx).faults == 0
+    assert proposer_of(specx).faults == faults  # tests of faults share this engine
 
 
 def test_one_at_a_time(specx, expected):
@@ -51,9 +51,10 @@ def test_without_prefix_caching_and_with_preemption(specx_tight, expected, monke
         preempt(request, *args, **kwargs)
 
     monkeypatch.setattr(scheduler, "_preempt_request", recording)
+    faults = proposer_of(specx_tight).faults
     assert generate(specx_tight, token_prompts(specx_tight)) == expected
     assert preempted
-    assert proposer_of(specx_tight).faults == 0
+    assert proposer_of(specx_tight).faults == faults
 
 
 def test_memory_makes_the_second_run_accept_more(specx):
