@@ -31,10 +31,10 @@ def outcomes(traces: Iterator[tuple[list[int], list[int]]]) -> Iterator[tuple[np
         at = 1
         while at < len(output):
             token_ids = drafter.propose([request], drafter.max_n)[0].token_ids.tolist()
-            features = drafter._features[drafter._slots[request]]
+            features = drafter._slots.features[drafter._requests[request].slot]
             right = 0
             for k, (drafted, true) in enumerate(zip(token_ids, output[at:], strict=False)):
-                yield features[k].astype(np.int64), drafted == true
+                yield features[k, : kernels.NUM_FITTED].astype(np.int64), drafted == true
                 if drafted != true:
                     break
                 right += 1
@@ -44,7 +44,7 @@ def outcomes(traces: Iterator[tuple[list[int], list[int]]]) -> Iterator[tuple[np
 
 
 def fit(features: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Weights of the ridge logistic regression on one-hot groups; features (n, NUM_GROUPS), right (n,)."""
+    """Weights of the ridge logistic regression on one-hot groups; features (n, NUM_FITTED), right (n,)."""
 
     def loss(weights: np.ndarray) -> tuple[float, np.ndarray]:
         chance = 1 / (1 + np.exp(-weights[features].sum(axis=1)))
@@ -73,7 +73,8 @@ def main() -> None:
     weights = fit(np.stack([f for f, _ in samples]), np.array([r for _, r in samples], dtype=float))
     print('"""Prior weights of the reach model, by group: made by benchmarks/fit_prior.py."""\n')
     print("WEIGHTS: tuple[tuple[float, ...], ...] = (")
-    for offset, size in zip(kernels.OFFSETS, kernels.GROUP_SIZES, strict=True):
+    fitted = slice(kernels.NUM_FITTED)
+    for offset, size in zip(kernels.OFFSETS[fitted], kernels.GROUP_SIZES[fitted], strict=True):
         print("    (" + ", ".join(f"{w:.2f}" for w in weights[offset : offset + size]) + "),")
     print(")")
 

@@ -6,7 +6,11 @@ into the same bucket, and `head[o, b]` is 1 + the latest position of bucket b (0
 comparing backwards visits the suffix tree's subtree below the context, newest leaf first, in O(1) memory and
 time per appended token and without a root to walk down from. A text is a ring of 2**m tokens: absolute
 position p lives at index p & (2**m - 1), and positions below `tail` are gone. Documents are separated by
-SEPARATOR, which no context contains, so no match crosses a boundary.
+SEPARATOR, which no context contains, so no match crosses a boundary; what was forgotten is overwritten with it.
+
+There are two kinds. A request's own text is int32 token ids. The shared text is int64: each token carries the tag
+of its document's namespace (`tag + token id`), and a request adds its own tag to what it compares, so that it
+matches documents of its namespace only. The hash of a shared context starts from the namespace's seed.
 
 All kernels take flat arrays and scalars and write into caller-owned buffers. Every value is int64 unless said.
 """
@@ -29,6 +33,8 @@ HASH_SHIFT = 29
 NEAR = 16  # tokens: an occurrence this close to where the last draft was read from continues it
 NEAR_BONUS = 4.0  # and its vote counts for more
 
+MOST_CREDIT = 1 << 30  # of one position; int32 holds it
+
 # Features of a draft token, one of each group: the weights of their logistic sum give its chance of acceptance.
 LENGTH_EDGES = np.array([2, 3, 4, 6, 8, 12, 20, 32, 48], dtype=np.int64)
 SHARE_EDGES = np.array([0.15, 0.3, 0.5, 0.7, 0.85, 0.95, 0.9999], dtype=np.float64)
@@ -36,15 +42,23 @@ POSITION_EDGES = np.array([1, 2, 4, 8, 16], dtype=np.int64)
 LUCK_EDGES = np.array([0.1, 0.25, 0.4, 0.55, 0.7, 0.85], dtype=np.float64)
 VOTERS_EDGES = np.array([2, 3, 5, 9], dtype=np.int64)
 DISSENT_EDGES = np.array([2, 3, 4, 6, 8], dtype=np.int64)
+PROMPT_END_EDGES = np.array([1, 3, 5, 9, 17], dtype=np.int64)
+NUM_TOKEN_BUCKETS = 512
+NUM_LENGTHS = len(LENGTH_EDGES) + 1
 NUM_SHARES = len(SHARE_EDGES) + 1
 GROUP_SIZES = (
-    (len(LENGTH_EDGES) + 1) * NUM_SHARES,  # match length and share of the votes
+    NUM_LENGTHS * NUM_SHARES,  # match length and share of the votes
     len(POSITION_EDGES) + 1,  # position in the draft
     len(LUCK_EDGES) + 1,  # how often this request's drafts began rightly of late
     (len(VOTERS_EDGES) + 1) * 2,  # number of votes for it, and whether there were any against
     len(DISSENT_EDGES) + 2,  # the longest context against it
+    len(PROMPT_END_EDGES) + 2,  # tokens from where it is read to the end of the prompt, if it is read there
+    3 * NUM_LENGTHS,  # read from shared text, the prompt or the answer, and match length
+    NUM_TOKEN_BUCKETS + 1,  # the token before it
+    NUM_TOKEN_BUCKETS + 1,  # the token itself
 )
 NUM_GROUPS = len(GROUP_SIZES)
+NUM_FITTED = NUM_GROUPS - 2  # groups with a prior; token ids mean something else for every tokenizer
 OFFSETS = np.concatenate(([0], np.cumsum(GROUP_SIZES)[:-1])).astype(np.int64)
 NUM_FEATURES = int(sum(GROUP_SIZES))
 LEARNING_RATE = 1.0  # of a Newton step for each feature by itself
@@ -59,15 +73,18 @@ def _mix(h, mask):
 
 
 @njit(cache=True)
-def _append(text, prev, head, pos, start, token_ids):
-    """Append token_ids (int32) at absolute position pos of a document that began at `start`; return the new end."""
+def _append(text, prev, head, pos, start, token_ids, tag, seed):
+    """Append token_ids (int32) at absolute position pos of a document that began at `start`; return the new end.
+
+    tag, seed: of the document's namespace; 0 for a request's own text.
+    """
     mask = text.shape[0] - 1
     bucket_mask = head.shape[1] - 1
     longest = ORDERS[0]
     for t in range(token_ids.shape[0]):
         i = pos & mask
-        text[i] = token_ids[t]
-        h = np.int64(0)
+        text[i] = np.int64(token_ids[t]) + tag
+        h = np.int64(seed)
         o = NUM_ORDERS - 1
         depth = min(longest, pos - start + 1)
         for d in range(depth):
@@ -86,21 +103,22 @@ def _append(text, prev, head, pos, start, token_ids):
 
 
 @njit(cache=True)
-def _match_length(text, q, tail, context, c_mask, c_end, c_start):
-    """Length of the common suffix of text[..q] and context[..c_end], at most MAX_MATCH."""
+def _match_length(text, q, tail, context, c_mask, c_end, tag):
+    """Length of the common suffix of text[..q] and tag + context[..c_end], at most MAX_MATCH."""
     mask = text.shape[0] - 1
-    limit = min(MAX_MATCH, min(q - tail, c_end - c_start) + 1)
+    limit = min(MAX_MATCH, min(q - tail, c_end) + 1)
     n = 0
-    while n < limit and text[(q - n) & mask] == context[(c_end - n) & c_mask]:
+    while n < limit and text[(q - n) & mask] == tag + context[(c_end - n) & c_mask]:
         n += 1
     return n
 
 
 @njit(cache=True)
-def _occurrences(text, prev, head, tail, context, end, own, anchor, out_pos, out_len, out_weight):
+def _occurrences(text, prev, head, tail, context, end, own, tag, seed, anchor, out_pos, out_len, out_weight):
     """Find where the suffix of a request's text (context[..end-1]) occurred in a store; return how many.
 
     `own`: the store is the request's own text, so chains start at its last position instead of a bucket.
+    tag, seed: of the request's namespace where the store is shared; 0 for its own.
     `anchor`: occurrences within NEAR of it weigh NEAR_BONUS more; -1 for none.
     out_pos receives the position after each occurrence, out_len its match length, out_weight (float64) its
     vote; the longest contexts come first, the newest first within an order.
@@ -112,10 +130,10 @@ def _occurrences(text, prev, head, tail, context, end, own, anchor, out_pos, out
     count = 0
     hashes = np.zeros(NUM_ORDERS, dtype=np.int64)
     if not own:
-        h = np.int64(0)
+        h = np.int64(seed)
         o = NUM_ORDERS - 1
         for d in range(min(ORDERS[0], end)):
-            h = h * HASH_MULTIPLIER + context[(last - d) & c_mask] + 1
+            h = h * HASH_MULTIPLIER + (tag + context[(last - d) & c_mask]) + 1
             if d + 1 == ORDERS[o]:
                 hashes[o] = _mix(h, bucket_mask)
                 o -= 1
@@ -134,7 +152,7 @@ def _occurrences(text, prev, head, tail, context, end, own, anchor, out_pos, out
         recency = 1.0
         while q >= tail and steps < MAX_STEPS and found < MAX_PER_ORDER and count < MAX_OCCURRENCES:
             steps += 1
-            n = _match_length(text, q, tail, context, c_mask, last, 0)
+            n = _match_length(text, q, tail, context, c_mask, last, tag)
             if k <= n < above:  # longer ones were met on a longer order's chain
                 out_pos[count] = q + 1
                 out_len[count] = n
@@ -170,14 +188,23 @@ def _chance(features, model):
 
 
 @njit(cache=True)
-def _vote(tokens, weights, alive, count):
+def _token_bucket(token_id, tag, seed):
+    """Feature of a token id: keyed by namespace, and none for a request that shares nothing."""
+    if tag < 0:
+        return np.int64(0)
+    return 1 + _mix(seed + np.int64(token_id), NUM_TOKEN_BUCKETS - 1)
+
+
+@njit(cache=True)
+def _vote(tokens, weights, alive, count, ended):
     """Return (token, its share of the weight) with the largest weight among alive voters; (-1, 0) if none.
 
+    ended: weight of the voters whose text ends here, so that they vote for no token.
     Ties go to the token that was met first, that is to the longer and newer occurrence.
     """
     best = np.int64(-1)
     best_weight = 0.0
-    total = 0.0
+    total = ended
     for j in range(count):
         if not alive[j]:
             continue
@@ -198,13 +225,31 @@ def _vote(tokens, weights, alive, count):
 
 @njit(cache=True)
 def _draft(
-    own, end, shared, shared_end, pos, lengths, weights, num_own, count, luck, model, max_n, min_reach, out
+    own,
+    end,
+    prompt_end,
+    shared,
+    shared_end,
+    tag,
+    seed,
+    pos,
+    lengths,
+    weights,
+    num_own,
+    count,
+    luck,
+    model,
+    max_n,
+    min_reach,
+    out,
 ):
-    """Draft along the occurrences by vote; return (number of tokens, where the own text's leader began or -1).
+    """Draft along the occurrences by vote; return (number of tokens, leader, source).
 
     Voters 0..num_own-1 read the request's own text (and, past its end, the draft itself, so that a period
-    goes on), the others the shared text up to a SEPARATOR. Who disagrees with the winner drops out; the
-    leader is the longest match that votes for the first token.
+    goes on), the others the shared text up to a SEPARATOR. Who disagrees with the winner drops out, and so does,
+    after a last vote against all, whose text ends. Of the
+    longest match that votes for the first token the position where it goes on is returned: as leader if it is
+    the request's own text, as source if it is shared; the other one, or both where nobody votes, is -1.
     out: (token_ids int32 (>= max_n,), reach float64 (>= max_n,), features int16 (>= max_n, NUM_GROUPS)).
     """
     token_ids, reach, features = out
@@ -215,7 +260,10 @@ def _draft(
     luck_feature = OFFSETS[2] + _bucket(LUCK_EDGES, luck)
     so_far = 1.0
     leader = np.int64(-1)
+    source = np.int64(-1)
     for n in range(max_n):
+        ended = 0.0
+        against = np.int64(0)
         for j in range(count):
             if not alive[j]:
                 continue
@@ -226,11 +274,14 @@ def _draft(
                 tokens[j] = shared[p & shared_mask] if p < shared_end else SEPARATOR
                 if tokens[j] == SEPARATOR:
                     alive[j] = False
-        best, share = _vote(tokens, weights, alive, count)
+                    ended += weights[j]
+                    against = max(against, lengths[j])
+                else:
+                    tokens[j] -= tag
+        best, share = _vote(tokens, weights, alive, count, ended)
         if best < 0:
-            return n, leader
+            return n, leader, source
         longest = np.int64(0)
-        against = np.int64(0)
         voters = np.int64(0)
         first = np.int64(-1)
         for j in range(count):
@@ -244,33 +295,51 @@ def _draft(
             else:
                 alive[j] = False
                 against = max(against, lengths[j])
-        if n == 0 and first < num_own:
-            leader = pos[first]
+        if n == 0:
+            if first < num_own:
+                leader = pos[first]
+            else:
+                source = pos[first]
         f = features[n]
         unanimous = 1 if share >= SHARE_EDGES[-1] else 0
-        f[0] = OFFSETS[0] + _bucket(LENGTH_EDGES, longest + n) * NUM_SHARES + _bucket(SHARE_EDGES, share)
+        length = _bucket(LENGTH_EDGES, longest + n)
+        previous = np.int64(0)
+        if n > 0:
+            previous = np.int64(token_ids[n - 1])
+        elif end > 0:
+            previous = np.int64(own[(end - 1) & own_mask])
+        f[0] = OFFSETS[0] + length * NUM_SHARES + _bucket(SHARE_EDGES, share)
         f[1] = OFFSETS[1] + _bucket(POSITION_EDGES, n)
         f[2] = luck_feature
         f[3] = OFFSETS[3] + _bucket(VOTERS_EDGES, voters) * 2 + unanimous
         f[4] = OFFSETS[4] + (0 if unanimous else 1 + _bucket(DISSENT_EDGES, against))
+        if first < num_own and pos[first] < prompt_end:
+            f[5] = OFFSETS[5] + _bucket(PROMPT_END_EDGES, prompt_end - pos[first] - n)
+            f[6] = OFFSETS[6] + NUM_LENGTHS + length
+        else:
+            f[5] = OFFSETS[5] + len(PROMPT_END_EDGES) + 1
+            f[6] = OFFSETS[6] + (2 * NUM_LENGTHS if first < num_own else 0) + length
+        f[7] = OFFSETS[7] + _token_bucket(previous, tag, seed)
+        f[8] = OFFSETS[8] + _token_bucket(best, tag, seed)
         so_far *= _chance(f, model)
         if so_far < min_reach:
-            return n, leader
+            return n, leader, source
         token_ids[n] = best
         reach[n] = so_far
-    return max_n, leader
+    return max_n, leader, source
 
 
 @njit(cache=True)
 def _propose_batch(
     rows,
     max_n,
-    share,
     live,
     region,
     end,
+    prompt_end,
     luck,
     anchor,
+    namespace,
     shared,
     shared_tail,
     shared_end,
@@ -278,16 +347,18 @@ def _propose_batch(
     min_reach,
     drafts,
 ):
-    """Draft for every slot in `rows` into drafts[slot]; max_n and share (may this
-    request read the shared store?) have one entry per row.
+    """Draft for every slot in `rows` into drafts[slot]; max_n has one entry per row.
 
-    live, shared: (text, prev, head); region: (offset, capacity) per slot; drafts: (length, token_ids, reach,
-    features, leader), indexed by slot; model: (weights, information) by feature.
+    live, shared: (text, prev, head); region: (offset, capacity) per slot; prompt_end: length of its
+    prompt; namespace: (tag, seed) per slot, a tag of
+    -1 for a request that reads no shared text; drafts: (length, token_ids, reach, features, leader, source), indexed
+    by slot; model: (weights, information) by feature.
     """
     text, prev, head = live
     offset, capacity = region
+    tag, seed = namespace
     s_text, s_prev, s_head = shared
-    length, token_ids, reach, features, leader = drafts
+    length, token_ids, reach, features, leader, source = drafts
     pos = np.empty(2 * MAX_OCCURRENCES, dtype=np.int64)
     match = np.empty(2 * MAX_OCCURRENCES, dtype=np.int64)
     weight = np.empty(2 * MAX_OCCURRENCES, dtype=np.float64)
@@ -296,10 +367,10 @@ def _propose_batch(
         lo, hi = offset[s], offset[s] + capacity[s]
         own = text[lo:hi]
         n_own = _occurrences(
-            own, prev[:, lo:hi], head[:, lo:hi], 0, own, end[s], True, anchor[s], pos, match, weight
+            own, prev[:, lo:hi], head[:, lo:hi], 0, own, end[s], True, 0, 0, anchor[s], pos, match, weight
         )
         n = n_own
-        if share[r]:
+        if tag[s] >= 0:
             n += _occurrences(
                 s_text,
                 s_prev,
@@ -308,16 +379,21 @@ def _propose_batch(
                 own,
                 end[s],
                 False,
+                tag[s],
+                seed[s],
                 -1,
                 pos[n_own:],
                 match[n_own:],
                 weight[n_own:],
             )
-        length[s], leader[s] = _draft(
+        length[s], leader[s], source[s] = _draft(
             own,
             end[s],
+            prompt_end[s],
             s_text,
             shared_end,
+            tag[s],
+            seed[s],
             pos,
             match,
             weight,
@@ -355,14 +431,17 @@ def _judge(draft_ids, features, length, token_ids, model):
 
 
 @njit(cache=True)
-def _observe_batch(slots, counts, token_ids, live, region, end, luck, anchor, drafts, model, luck_rate):
+def _observe_batch(
+    slots, counts, token_ids, live, region, end, luck, anchor, drafts, credit, model, luck_rate
+):
     """Judge each slot's last draft by its new tokens (counts[i] of token_ids each), then append them.
 
     anchor: where in its own text each slot's last draft would go on, -1 for nowhere.
+    credit: int32, by index of the shared text: tokens accepted of drafts that were led from there.
     """
     text, prev, head = live
     offset, capacity = region
-    length, draft_ids, _, features, leader = drafts
+    length, draft_ids, _, features, leader, source = drafts
     at = 0
     for i in range(slots.shape[0]):
         s = slots[i]
@@ -371,10 +450,13 @@ def _observe_batch(slots, counts, token_ids, live, region, end, luck, anchor, dr
         if length[s] > 0 and counts[i] > 0:
             right = _judge(draft_ids[s], features[s], length[s], new, model)
             luck[s] += luck_rate * (min(right, 1) - luck[s])
+            if source[s] >= 0:
+                c = source[s] & (credit.shape[0] - 1)
+                credit[c] = min(credit[c] + right, MOST_CREDIT)
         if length[s] > 0 and leader[s] >= 0:
             anchor[s] = leader[s] + counts[i]
         elif anchor[s] >= 0:
             anchor[s] += counts[i]
         length[s] = 0
         lo, hi = offset[s], offset[s] + capacity[s]
-        end[s] = _append(text[lo:hi], prev[:, lo:hi], head[:, lo:hi], end[s], 0, new)
+        end[s] = _append(text[lo:hi], prev[:, lo:hi], head[:, lo:hi], end[s], 0, new, 0, 0)

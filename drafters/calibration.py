@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from drafters import _suffix_tree_kernels as kernels
 from drafters._prior import WEIGHTS
 
-PRIOR: NDArray[np.float64] = np.array([weight for group in WEIGHTS for weight in group])
+PRIOR: NDArray[np.float64] = np.zeros(kernels.NUM_FEATURES)
+PRIOR[: kernels.OFFSETS[kernels.NUM_FITTED]] = [weight for group in WEIGHTS for weight in group]
 
 
 class Calibration:

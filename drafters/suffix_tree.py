@@ -5,112 +5,113 @@ has said and everything that was answered before, and draft what came next. Inst
 chains over the text itself, which visit the same occurrences (see `_suffix_tree_kernels`).
 """
 
-from collections.abc import Sequence
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from drafters import _suffix_tree_kernels as kernels
+from drafters import memory_file
+from drafters._live_store import MIN_REGION, LiveStore
+from drafters._namespaces import COMMON, Namespace, check_name
+from drafters._slots import Slots
+from drafters._tokens import as_token_ids
 from drafters.calibration import Calibration
 from drafters.contract import Draft, RequestId
-from drafters.memory import SharedMemory, new_store
+from drafters.memory import SharedMemory
+from drafters.memory_file import Snapshot
 
-_MIN_REGION: Final = 256  # tokens; regions are powers of two
 _LUCK_RATE: Final = 0.15
 _LUCK_START: Final = 0.5
 _USUAL_RATE: Final = 0.1
 _PROMPT_TAIL: Final = 16  # prompt tokens kept before a shared output, as the context of its beginning
-_MAX_TOKEN_ID: Final = 2**31 - 2
 
 
-def as_token_ids(token_ids: ArrayLike) -> NDArray[np.int32]:
-    """Return `token_ids` as int32 of shape (n,).
-
-    Raises:
-        ValueError: not one-dimensional, or an id that is negative or beyond int32.
-        TypeError: not integers.
-
-    """
-    ids = np.asarray(token_ids)
-    if ids.size == 0:
-        return np.empty(0, dtype=np.int32)
-    if ids.ndim != 1:
-        raise ValueError(f"token ids must be one-dimensional, got shape {ids.shape}")
-    if ids.dtype.kind not in "iu":
-        raise TypeError(f"token ids must be integers, got {ids.dtype}")
-    if ids.min() < 0 or ids.max() > _MAX_TOKEN_ID:
-        raise ValueError(f"token ids must be within [0, {_MAX_TOKEN_ID}], got {ids.min()}..{ids.max()}")
-    return ids.astype(np.int32)  # a copy: the caller's buffer may change before the tokens are indexed
+@dataclass(slots=True)
+class _Request:
+    slot: int
+    prompt_length: int
+    namespace: Namespace | None  # None: it shares nothing
 
 
 class SuffixTreeDrafter:
-    """Draft from a request's own text and from the answers of finished requests.
+    """Draft from a request's own text and from the answers of finished requests of its namespace.
+
+    Namespaces keep texts apart. What is learned from outcomes, the weights of reach and the luck that a new request is
+    taken to have, is one for all: it holds statistics of acceptance and no text.
 
     Args:
         max_n: most tokens in a draft.
         memory_bytes: budget of the shared memory; 0 shares nothing between requests.
         min_reach: a draft ends where its reach falls below this.
+        ttl: seconds after which an answer is not drafted from any more (at most a second late); None: no limit.
+        clock: returns seconds that never go back.
+        new_seed: returns an int within [0, 2**63) for each new namespace; secret ones unless given (for tests).
 
     Raises:
         ValueError: an argument out of range.
 
-    Not thread-safe. Memory: `memory_bytes`, plus 36 bytes for each token of room in live requests.
+    Not thread-safe. Memory: `memory_bytes` and the records of up to one document per 16 tokens of it (about 400 bytes
+    each), plus 36 bytes for each token of room in live requests, 9 MiB of which are there from the start.
 
     """
 
-    def __init__(self, *, max_n: int = 32, memory_bytes: int = 256 << 20, min_reach: float = 0.02) -> None:
+    def __init__(
+        self,
+        *,
+        max_n: int = 32,
+        memory_bytes: int = 256 << 20,
+        min_reach: float = 0.003,
+        ttl: float | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        new_seed: Callable[[], int] | None = None,
+    ) -> None:
+        """Reserve memory and compile the kernels."""
         if max_n < 1:
             raise ValueError(f"max_n must be at least 1, got {max_n}")
         if not 0.0 <= min_reach <= 1.0:
             raise ValueError(f"min_reach must be within [0, 1], got {min_reach}")
         self.max_n = max_n
         self.min_reach = min_reach
-        self.memory = SharedMemory(memory_bytes)
+        self.memory = SharedMemory(memory_bytes, ttl=ttl, clock=clock, new_seed=new_seed)
         self.calibration = Calibration()
-        self._slots: dict[RequestId, int] = {}
-        self._share: dict[RequestId, bool] = {}
-        self._prompt_length: dict[RequestId, int] = {}
+        self._requests: dict[RequestId, _Request] = {}
+        self._slots = Slots(max_n)
+        self._live = LiveStore()
         self._pending: list[tuple[int, NDArray[np.int32]]] = []
-        self._free_slots: list[int] = []
-        self._free_regions: dict[int, list[int]] = {}
-        self._used = 0  # tokens of room handed out
-        self._live = new_store(_MIN_REGION * 4)
-        self._offset, self._capacity, self._end = (np.zeros(0, dtype=np.int64) for _ in range(3))
-        self._luck = np.zeros(0)
-        self._length = np.zeros(0, dtype=np.int64)
-        self._ids = np.zeros((0, max_n), dtype=np.int32)
-        self._reach = np.zeros((0, max_n))
-        self._features = np.zeros((0, max_n, kernels.NUM_GROUPS), dtype=np.int16)
-        self._leader = np.zeros(0, dtype=np.int64)
-        self._anchor = np.zeros(0, dtype=np.int64)
         self._usual_luck = _LUCK_START  # of the requests that ended lately: what a new one is taken to have
         self._warm_up()
 
-    def start(self, request_id: RequestId, prompt_ids: ArrayLike, *, share: bool = True) -> None:
+    def start(self, request_id: RequestId, prompt_ids: ArrayLike, *, namespace: str | None = COMMON) -> None:
         """Begin a request.
 
         Args:
             request_id: any hashable; must not be live.
             prompt_ids: integers, shape (n,); n may be 0.
-            share: False keeps this request from reading and from writing shared memory.
+            namespace: it reads what requests of this namespace said, and they what it will have said; None: it
+                neither reads nor writes shared memory.
 
         Raises:
-            ValueError, TypeError: the id is live, or the tokens are not valid (see `as_token_ids`).
+            ValueError, TypeError: the id is live, the tokens are not valid (see `as_token_ids`), or the namespace
+                is not a str.
 
         """
-        if request_id in self._slots:
+        if request_id in self._requests:
             raise ValueError(f"request {request_id!r} is already live; stop it first")
         ids = as_token_ids(prompt_ids)
-        slot = self._new_slot()
-        self._reserve(slot, len(ids) + _MIN_REGION)
-        self._end[slot] = 0
-        self._luck[slot] = self._usual_luck
-        self._anchor[slot] = -1
-        self._length[slot] = 0
-        self._slots[request_id] = slot
-        self._share[request_id] = share
-        self._prompt_length[request_id] = len(ids)
+        name = None if namespace is None else check_name(namespace)
+        space = None if name is None else self.memory.namespaces.acquire(name)
+        slots = self._slots
+        slot = slots.take()
+        slots.prompt_end[slot] = len(ids)
+        slots.luck[slot] = self._usual_luck
+        slots.anchor[slot] = -1
+        slots.tag[slot], slots.seed[slot] = (-1, 0) if space is None else (space.tag, space.seed)
+        self._requests[request_id] = _Request(slot, len(ids), space)
         self._pending.append((slot, ids))
 
     def observe(self, request_id: RequestId, token_ids: ArrayLike) -> None:
@@ -121,7 +122,7 @@ class SuffixTreeDrafter:
             ValueError, TypeError: the tokens are not valid.
 
         """
-        slot = self._slot(request_id)
+        slot = self._request(request_id).slot
         self._pending.append((slot, as_token_ids(token_ids)))
 
     def propose(self, request_ids: Sequence[RequestId], max_n: int | ArrayLike) -> list[Draft]:
@@ -132,7 +133,9 @@ class SuffixTreeDrafter:
             ValueError: a negative max_n or one whose entries are not one per request, or a repeated request id.
 
         """
-        rows = np.fromiter((self._slot(r) for r in request_ids), dtype=np.int64, count=len(request_ids))
+        rows = np.fromiter(
+            (self._request(r).slot for r in request_ids), dtype=np.int64, count=len(request_ids)
+        )
         limits = np.asarray(max_n, dtype=np.int64)
         if limits.shape not in ((), rows.shape):
             raise ValueError(f"max_n must be one number or one per request ({len(rows)}), got {limits.shape}")
@@ -144,11 +147,10 @@ class SuffixTreeDrafter:
         if len(set(request_ids)) != len(request_ids):
             raise ValueError("a request id is repeated")
         self._flush()
-        self._run(rows, np.ascontiguousarray(limits), self._share_of(request_ids))
-        return [
-            Draft(self._ids[s, : self._length[s]].copy(), self._reach[s, : self._length[s]].copy())
-            for s in rows.tolist()
-        ]
+        self.memory.expire(sources=self._slots.source)
+        self._run(rows, np.ascontiguousarray(limits))
+        length, ids, reach = self._slots.length, self._slots.token_ids, self._slots.reach
+        return [Draft(ids[s, : length[s]].copy(), reach[s, : length[s]].copy()) for s in rows.tolist()]
 
     def stop(self, request_id: RequestId) -> None:
         """End a request; its output, with the end of its prompt as context, enters shared memory.
@@ -157,141 +159,173 @@ class SuffixTreeDrafter:
             KeyError: the request is not live.
 
         """
-        slot = self._slot(request_id)
+        request = self._request(request_id)
         self._flush()
-        del self._slots[request_id]
-        self._usual_luck += _USUAL_RATE * (float(self._luck[slot]) - self._usual_luck)
-        prompt_length = self._prompt_length.pop(request_id)
-        if self._share.pop(request_id) and self.memory.capacity and self._end[slot] > prompt_length:
-            lo = self._offset[slot]
-            self.memory.add(self._live[0][lo + max(0, prompt_length - _PROMPT_TAIL) : lo + self._end[slot]])
-        self._release(slot)
-        self._end[slot] = 0
-        self._free_slots.append(slot)
+        del self._requests[request_id]
+        slots, slot = self._slots, request.slot
+        self._usual_luck += _USUAL_RATE * (float(slots.luck[slot]) - self._usual_luck)
+        offset, size, end = int(slots.offset[slot]), int(slots.capacity[slot]), int(slots.end[slot])
+        slots.give_back(slot)  # before the document is added: it pins nothing any more
+        self.memory.expire(sources=slots.source)
+        if request.namespace is not None:
+            if end > request.prompt_length:
+                begin = offset + max(0, request.prompt_length - _PROMPT_TAIL)
+                self.memory.add(
+                    self._live.arrays[0][begin : offset + end], request.namespace.name, sources=slots.source
+                )
+            self.memory.namespaces.release(request.namespace)
+        self._live.release(offset, size, end)
+
+    def add_document(self, token_ids: ArrayLike, namespace: str = COMMON) -> bool:
+        """Add a text to shared memory, as if a request had said it; return whether it is held.
+
+        Args:
+            token_ids: integers, shape (n,). Of a text that is larger than the memory its end is kept.
+            namespace: whose requests may read it.
+
+        Raises:
+            ValueError, TypeError: the tokens are not valid, or the namespace is not a str.
+
+        """
+        ids = as_token_ids(token_ids)
+        name = check_name(namespace)
+        self._flush()
+        return self.memory.add(ids, name, sources=self._slots.source) is not None
+
+    def purge(self, namespace: str) -> int:
+        """Overwrite all that the shared memory holds of a namespace; return how many documents.
+
+        Live requests go on. What they have said and will say is their own until they end, and is shared then: to
+        forget that too, purge again.
+
+        Raises:
+            TypeError: the namespace is not a str.
+
+        """
+        name = check_name(namespace)
+        self._flush()
+        return self.memory.purge(name, sources=self._slots.source)
 
     def clear(self) -> None:
         """Forget the shared memory and the calibration; live requests go on."""
         self._flush()  # or outcomes from before would be counted after
-        self.memory.clear()
+        self.memory.clear(sources=self._slots.source)
         self.calibration.clear()
         self._usual_luck = _LUCK_START
+
+    def snapshot(self) -> Snapshot:
+        """Copy what the shared memory holds, for `memory_file.write`, which needs nothing else of the drafter."""
+        self._flush()  # or credits would lag behind
+        self.memory.expire(sources=self._slots.source, at_once=True)
+        return self.memory.snapshot()
+
+    def save(self, path: str | os.PathLike[str], *, fingerprint: str = "") -> None:
+        """Write the shared memory to a file, readable by its owner only.
+
+        Args:
+            path: of the file; one that is there already is replaced once the new one is complete.
+            fingerprint: of the vocabulary that the token ids belong to.
+
+        Raises:
+            OSError: it could not be written; an older file is as it was.
+
+        """
+        memory_file.write(path, self.snapshot(), fingerprint)
+
+    def load(self, path: str | os.PathLike[str], *, fingerprint: str = "") -> int:
+        """Add a saved shared memory to this one, with its ages and credits; return how many documents.
+
+        What has expired is left out, and if not all fits, what is of value and then the newest is taken.
+
+        Args:
+            path: of the file.
+            fingerprint: must be the one that the file was saved with.
+
+        Raises:
+            MemoryFileError: it is not a memory file, damaged or for another fingerprint; the memory is as it was.
+            OSError: it cannot be read.
+
+        """
+        snapshot = memory_file.read(path, fingerprint)
+        self._flush()
+        return self.memory.restore(snapshot, sources=self._slots.source)
 
     @property
     def num_live(self) -> int:
         """Number of live requests."""
-        return len(self._slots)
+        return len(self._requests)
 
     @property
     def num_bytes(self) -> int:
         """Bytes reserved by the shared memory and the live requests together."""
-        return self.memory.num_bytes + sum(a.nbytes for a in self._live)
+        return self.memory.num_bytes + self._live.num_bytes
 
-    def _slot(self, request_id: RequestId) -> int:
+    def _request(self, request_id: RequestId) -> _Request:
         try:
-            return self._slots[request_id]
+            return self._requests[request_id]
         except KeyError:
             raise KeyError(f"request {request_id!r} is not live; start it first") from None
 
-    def _share_of(self, request_ids: Sequence[RequestId]) -> NDArray[np.bool_]:
-        return np.fromiter((self._share[r] for r in request_ids), dtype=np.bool_, count=len(request_ids))
-
-    def _run(self, rows: NDArray[np.int64], limits: NDArray[np.int64], share: NDArray[np.bool_]) -> None:
+    def _run(self, rows: NDArray[np.int64], limits: NDArray[np.int64]) -> None:
+        slots, ring = self._slots, self.memory.ring
         kernels._propose_batch(
             rows,
             limits,
-            share,
-            self._live,
-            (self._offset, self._capacity),
-            self._end,
-            self._luck,
-            self._anchor,
-            self.memory.store,
-            self.memory.tail,
-            self.memory.end,
+            self._live.arrays,
+            slots.region,
+            slots.end,
+            slots.prompt_end,
+            slots.luck,
+            slots.anchor,
+            slots.namespace,
+            ring.store,
+            ring.tail,
+            ring.end,
             self.calibration.model,
             self.min_reach,
-            (self._length, self._ids, self._reach, self._features, self._leader),
+            slots.drafts,
         )
 
     def _flush(self) -> None:
         """Hand the buffered tokens to the kernels in one call."""
         if not self._pending:
             return
-        slots = np.fromiter((s for s, _ in self._pending), dtype=np.int64, count=len(self._pending))
+        slots = self._slots
+        rows = np.fromiter((s for s, _ in self._pending), dtype=np.int64, count=len(self._pending))
         counts = np.fromiter((len(t) for _, t in self._pending), dtype=np.int64, count=len(self._pending))
-        needed = self._end.copy()
-        np.add.at(needed, slots, counts)
-        for slot in np.flatnonzero(needed > self._capacity).tolist():
-            self._grow(slot, int(needed[slot]))
+        needed = slots.end.copy()
+        np.add.at(needed, rows, counts)
+        self._grow(needed, rows)
         token_ids = np.concatenate([t for _, t in self._pending])
         self._pending.clear()
         kernels._observe_batch(
-            slots,
+            rows,
             counts,
             token_ids,
-            self._live,
-            (self._offset, self._capacity),
-            self._end,
-            self._luck,
-            self._anchor,
-            (self._length, self._ids, self._reach, self._features, self._leader),
+            self._live.arrays,
+            slots.region,
+            slots.end,
+            slots.luck,
+            slots.anchor,
+            slots.drafts,
+            self.memory.ring.credit,
             self.calibration.model,
             _LUCK_RATE,
         )
 
-    def _new_slot(self) -> int:
-        if not self._free_slots:
-            old = len(self._end)
-            new = max(8, 2 * old)
-            for name in (
-                "_offset",
-                "_capacity",
-                "_end",
-                "_luck",
-                "_length",
-                "_ids",
-                "_reach",
-                "_features",
-                "_leader",
-                "_anchor",
-            ):
-                array = getattr(self, name)
-                grown = np.zeros((new, *array.shape[1:]), dtype=array.dtype)
-                grown[:old] = array
-                setattr(self, name, grown)
-            self._free_slots.extend(range(new - 1, old - 1, -1))
-        return self._free_slots.pop()
-
-    def _reserve(self, slot: int, num_tokens: int) -> None:
-        """Give a slot a cleared region of at least num_tokens, a power of two."""
-        size = max(_MIN_REGION, 1 << (num_tokens - 1).bit_length())
-        free = self._free_regions.get(size)
-        if free:
-            offset = free.pop()
-            self._live[2][:, offset : offset + size] = 0
-        else:
-            offset = self._used
-            self._used += size
-            if self._used > len(self._live[0]):
-                bigger = new_store(max(self._used, 2 * len(self._live[0])))
-                for new, old in zip(bigger, self._live, strict=True):
-                    new[..., :offset] = old[..., :offset]
-                self._live = bigger
-        self._offset[slot], self._capacity[slot] = offset, size
-
-    def _release(self, slot: int) -> None:
-        self._free_regions.setdefault(int(self._capacity[slot]), []).append(int(self._offset[slot]))
-        self._capacity[slot] = 0
-
-    def _grow(self, slot: int, num_tokens: int) -> None:
-        """Move a slot to a larger region and index its text again there."""
-        lo, end = self._offset[slot], self._end[slot]
-        token_ids = self._live[0][lo : lo + end].copy()
-        self._release(slot)
-        self._reserve(slot, num_tokens + _MIN_REGION)
-        text, prev, head = self._live
-        lo, hi = self._offset[slot], self._offset[slot] + self._capacity[slot]
-        kernels._append(text[lo:hi], prev[:, lo:hi], head[:, lo:hi], 0, 0, token_ids)
+    def _grow(self, needed: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
+        """Give a region to each slot of `rows` that has none, or none for `needed` (by slot) tokens."""
+        slots = self._slots
+        room = slots.capacity[rows]
+        short = np.unique(rows[(needed[rows] > room) | (room == 0)]).tolist()
+        if not short:
+            return
+        regions = self._live.reserve([int(needed[s]) + MIN_REGION for s in short])
+        for slot, region in zip(short, regions, strict=True):
+            if slots.capacity[slot]:
+                old = int(slots.offset[slot]), int(slots.capacity[slot])
+                self._live.move(old, int(slots.end[slot]), region)
+            slots.offset[slot], slots.capacity[slot] = region
 
     def _warm_up(self) -> None:
         """Compile (or load) every kernel with the types that serving uses, so that no step ever waits for it."""
@@ -299,7 +333,7 @@ class SuffixTreeDrafter:
         for request in range(2):
             self.start(request, [1, 2, 3, 1, 2])
             self.propose([request], self.max_n)
-            self.observe(request, [3, 1] * _MIN_REGION)  # grows: that has a kernel signature of its own
+            self.observe(request, [3, 1] * MIN_REGION)  # grows: that has a kernel signature of its own
             self.stop(request)
         self.memory = memory
         self.calibration.clear()

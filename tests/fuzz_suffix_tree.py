@@ -7,17 +7,25 @@ import argparse
 import contextlib
 import itertools
 import random
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 from naive import NaiveDrafter, Request
 
 import drafters.memory
-from drafters import SuffixTreeDrafter
+from drafters import SuffixTreeDrafter, _live_store, _ring, memory_file
 from drafters import _suffix_tree_kernels as kernels
+from drafters.memory import BYTES_PER_TOKEN, MIN_TOKENS
 
+SMALL = MIN_TOKENS * BYTES_PER_TOKEN
+
+NAMESPACES = ("", "", "a", "a", "b", "c", None)
 ALPHABETS = (
     [0, 1],
     [5, 6, 7],
@@ -28,10 +36,10 @@ ALPHABETS = (
 )
 
 
-def buckets(tokens: np.ndarray, k: int, mask: int) -> np.ndarray:
+def buckets(tokens: np.ndarray, k: int, mask: int, seed: int = 0) -> np.ndarray:
     """Bucket of the k-token context that ends at each position; -1 where it is shorter."""
     text = tokens.astype(np.int64)
-    h = np.zeros(len(text), dtype=np.int64)
+    h = np.full(len(text), seed, dtype=np.int64)
     multiplier = np.int64(kernels.HASH_MULTIPLIER)
     for d in range(k):
         shifted = np.concatenate([np.zeros(min(d, len(text)), np.int64), text[: max(0, len(text) - d)]])
@@ -65,10 +73,15 @@ def check_integrity(drafter: SuffixTreeDrafter) -> None:
 
     Buffered tokens are not indexed yet; what is checked is the state that the kernels left.
     """
-    text, prev, head = drafter._live
+    text, prev, head = drafter._live.arrays
+    slots = drafter._slots
     claimed: list[tuple[int, int]] = []
-    for slot in drafter._slots.values():
-        lo, size, end = (int(a[slot]) for a in (drafter._offset, drafter._capacity, drafter._end))
+    for request in drafter._requests.values():
+        slot = request.slot
+        lo, size, end = (int(a[slot]) for a in (slots.offset, slots.capacity, slots.end))
+        if not size:  # no region before its tokens are indexed
+            assert end == 0
+            continue
         claimed.append((lo, size))
         assert 0 <= end <= size
         assert size & (size - 1) == 0
@@ -78,60 +91,133 @@ def check_integrity(drafter: SuffixTreeDrafter) -> None:
             distance = np.where(before >= 0, np.arange(end) - before, 0)
             assert np.array_equal(prev[o, lo : lo + end], distance)
             assert np.array_equal(head[o, lo : lo + size], latest_in_bucket(b, size))
-        assert 0 <= drafter._length[slot] <= drafter.max_n
-        assert 0.0 <= drafter._luck[slot] <= 1.0
-    claimed += [(lo, size) for size, offsets in drafter._free_regions.items() for lo in offsets]
-    claimed.sort()
-    assert sum(size for _, size in claimed) == drafter._used <= len(text)  # disjoint, and nothing leaked
+        assert 0 <= slots.length[slot] <= drafter.max_n
+        assert 0.0 <= slots.luck[slot] <= 1.0
+    free = [(lo, size) for size, offsets in drafter._live.free.items() for lo in offsets]
+    assert not any(text[lo : lo + size].any() for lo, size in free)  # what was said there is gone
+    claimed = sorted(claimed + free)
+    assert sum(size for _, size in claimed) == drafter._live.used <= len(text)  # disjoint, and nothing leaked
     assert all(a + size <= b for (a, size), (b, _) in itertools.pairwise(claimed))
-    slots = [*drafter._slots.values(), *drafter._free_slots]
-    assert sorted(slots) == list(range(len(drafter._end)))
-    check_memory(drafter.memory)
+    live = [request.slot for request in drafter._requests.values()]
+    assert sorted([*live, *slots.free]) == list(range(len(slots)))
+    assert (slots.source[slots.free] == -1).all()
+    check_memory(drafter.memory, sources=slots.source)
+    users = Counter(d.namespace for d in drafter.memory._documents if d.is_alive)
+    users.update(r.namespace for r in drafter._requests.values() if r.namespace is not None)
+    common = drafter.memory.namespaces.get("")
+    assert common is not None
+    users[common] += 1
+    assert dict(users) == {namespace: namespace.num_users for namespace in drafter.memory.namespaces}
+    for request in drafter._requests.values():
+        tag, seed = int(slots.tag[request.slot]), int(slots.seed[request.slot])
+        expected = (request.namespace.tag, request.namespace.seed) if request.namespace else (-1, 0)
+        assert (tag, seed) == expected
 
 
-def check_memory(memory: drafters.memory.SharedMemory) -> None:
-    """Check the ring: documents are contiguous, chains descend to the latest earlier position that still lives."""
-    text, prev, head = memory.store
-    capacity, tail, end = memory.capacity, memory.tail, memory.end
+def check_memory(memory: drafters.memory.SharedMemory, sources: Any = ()) -> None:
+    """Check the ring: documents lie one after the other, what was forgotten is overwritten and has no credit,
+    chains lead to the latest earlier position that lives, over positions of forgotten documents at most.
+    """
+    ring = memory.ring
+    text, prev, head = ring.store
+    capacity, tail, end = ring.capacity, ring.tail, ring.end
     assert 0 <= tail <= end <= tail + capacity
     if not capacity:
         assert memory.num_tokens == end == 0
         return
-    positions = np.arange(tail, end)
-    at = positions & (capacity - 1)
-    separators = [document_end for _, document_end in memory._documents]
-    assert [tail, *(s + 1 for s in separators)] == [*(start for start, _ in memory._documents), end]
-    assert np.array_equal(positions[text[at] == kernels.SEPARATOR], separators)
+    mask = capacity - 1
+    at = np.arange(tail, end) & mask
+    is_alive = np.zeros(end - tail, dtype=bool)
+    position = tail
+    for document in memory._documents:
+        assert document.start == position
+        span = np.arange(position - tail, document.end - tail)
+        position = document.end + 1
+        assert text[document.end & mask] == kernels.SEPARATOR
+        is_alive[span] = document.is_alive
+        if document.is_alive:
+            tags = text[at[span]] & ~0xFFFFFFFF
+            assert (tags == document.namespace.tag).all()
+            twin = memory._by_key[document.key]
+            assert twin.is_alive
+            assert twin.key == document.key
+    assert position == end
+    assert len(memory._documents) <= memory._max_documents
+    assert len(memory._by_key) <= memory.num_documents
+    lives = np.zeros(capacity, dtype=bool)
+    lives[at[is_alive]] = True
+    assert (text[~lives] <= 0).all()  # a separator, or never written
+    assert (text[at[~is_alive]] == kernels.SEPARATOR).all()
+    assert not ring.credit[~lives].any()
+    assert (ring.credit >= 0).all()
+    for source in np.asarray(sources, dtype=np.int64).tolist():
+        assert source == -1 or (tail <= source < end and is_alive[source - tail])
     for o, k in enumerate(kernels.ORDERS):
         b = np.full(end - tail, -1)
-        for start, stop in memory._documents:
-            tokens = text[np.arange(start, stop) & (capacity - 1)]
-            b[start - tail : stop - tail] = buckets(tokens, k, capacity - 1)
+        for document in memory._documents:
+            if document.is_alive:
+                span = np.arange(document.start, document.end)
+                b[span - tail] = buckets(text[span & mask], k, mask, document.namespace.seed)
+        assert (prev[o, at] >= 0).all()
+        assert not prev[o, at[is_alive & (b < 0)]].any()
+
+        def living(positions: np.ndarray, links: np.ndarray = prev[o]) -> np.ndarray:
+            """Follow links from forgotten positions to one that lives; -1 where they lead to none."""
+            positions = np.where(positions >= tail, positions, -1)
+            while True:
+                lost = np.flatnonzero((positions >= 0) & ~lives[positions & mask])
+                if not lost.size:
+                    return positions
+                step = links[positions[lost] & mask]
+                positions[lost] = np.where(step > 0, positions[lost] - step, -1)
+                positions[positions < tail] = -1
+
         before = latest_earlier(b)
         step = prev[o, at].astype(np.int64)
-        assert (step >= 0).all()
-        linked = before >= 0
-        assert np.array_equal(step[linked], (np.arange(end - tail) - before)[linked])
-        ends_here = (step == 0) | (positions - step < tail)  # no link, or one into what was evicted
-        assert ends_here[~linked].all()
+        found = living(np.where(step > 0, np.arange(tail, end) - step, -1))
+        linked = is_alive & (b >= 0)
+        assert np.array_equal(found[linked], np.where(before >= 0, before + tail, -1)[linked])
         expected = latest_in_bucket(b, capacity)
-        assert np.array_equal(head[o][expected > 0], expected[expected > 0] + tail)
-        assert (head[o][expected == 0] <= tail).all()
+        latest = living(head[o].astype(np.int64) - 1)
+        assert np.array_equal(latest, np.where(expected > 0, expected + tail - 1, -1))
+
+
+OPERATIONS = {
+    "start": 14,
+    "observe": 42,
+    "propose": 34,
+    "stop": 8,
+    "add_document": 1.5,
+    "wait": 5,
+    "purge": 0.4,
+    "save": 0.3,
+    "load": 0.3,
+    "clear": 0.1,
+}
 
 
 class Fuzzer:
     """Drives a drafter and its oracle through one random life, comparing after every operation."""
 
-    def __init__(self, rng: random.Random, alphabet: list[int] | None = None, **options: Any) -> None:
+    def __init__(
+        self, rng: random.Random, folder: Path, alphabet: list[int] | None = None, **options: Any
+    ) -> None:
         self.rng = rng
         self.alphabet = alphabet or rng.choice(ALPHABETS)
         options = {
             "max_n": rng.choice([1, 3, 8, 32]),
-            "memory_bytes": rng.choice([0, 9216, 9216, 20_000, 40_000]),
+            "memory_bytes": rng.choice([0, SMALL, SMALL, 2 * SMALL, 4 * SMALL]),
             "min_reach": rng.choice([0.0, 0.02, 0.3]),
+            "ttl": rng.choice([None, None, 30.0, 4.0]),
         } | options
-        self.fast = SuffixTreeDrafter(**options)
-        self.slow = NaiveDrafter(**options)
+        self.time = 0.0
+        seeds = [rng.getrandbits(63) for _ in range(100)]
+        self.fast, self.slow = (
+            kind(**options, clock=lambda: self.time, new_seed=itertools.cycle(seeds).__next__)
+            for kind in (SuffixTreeDrafter, NaiveDrafter)
+        )
+        self.saved: list[tuple[Path, Any]] = []  # file, and what the oracle made of it
+        self.folder = folder
         self.texts: list[list[int]] = [[rng.choice(self.alphabet) for _ in range(30)]]  # to copy from
         self.last_draft: dict[int, list[int]] = {}
         self.counts: Counter[str] = Counter()
@@ -179,8 +265,8 @@ class Fuzzer:
             return
         idle = [r for r in range(14) if r not in self.slow.requests]
         request = self.rng.choice(idle) if self.rng.random() < 0.95 else self.rng.randrange(14)
-        prompt, share = self.tokens(self.longest), self.rng.random() < 0.8
-        self.both(lambda d: d.start(request, prompt, share=share))
+        prompt, namespace = self.tokens(self.longest), self.rng.choice(NAMESPACES)
+        self.both(lambda d: d.start(request, prompt, namespace=namespace))
 
     def observe(self) -> None:
         rng = self.rng
@@ -226,48 +312,102 @@ class Fuzzer:
         live = list(self.slow.requests)
         request = self.rng.choice(live) if live and self.rng.random() < 0.98 else self.rng.randrange(14)
         self.last_draft.pop(request, None)
-        evicting = len(self.slow.documents)
         self.both(lambda d: d.stop(request))
-        self.counts["evictions"] += len(self.slow.documents) < evicting
         self.compare_calibration()
+
+    def add_document(self) -> None:
+        text, namespace = self.tokens(self.longest), self.rng.choice(NAMESPACES[:-1])
+        living = self.slow.memory.living()
+        if living and self.rng.random() < 0.3:  # one that is there, in its namespace mostly
+            text = self.rng.choice(living).tokens
+            namespace = self.rng.choice([namespace, *(d.namespace for d in living if d.tokens == text)])
+        self.agree(lambda d: d.add_document(text, namespace))
+
+    def purge(self) -> None:
+        namespace = self.rng.choice(["", "a", "b", "c", "unknown"])
+        self.agree(lambda d: d.purge(namespace))
+
+    def wait(self) -> None:
+        self.time += self.rng.choice([0.25, 1.0, 3.0])
+
+    def save(self) -> None:
+        path = self.folder / str(self.rng.randrange(3))
+        self.fast.save(path, fingerprint="fuzz")
+        self.saved = [(p, s) for p, s in self.saved if p != path] + [(path, self.slow.save())]
+        assert [p.name for p in self.folder.iterdir() if p.name.startswith(".")] == []
+
+    def load(self) -> None:
+        if not self.saved:
+            return
+        path, saved = self.rng.choice(self.saved)
+        if self.rng.random() < 0.7:
+            self.clear()
+        loaded = self.fast.load(path, fingerprint="fuzz")
+        assert loaded == self.slow.load(saved)
+        self.counts["loaded"] += loaded
 
     def clear(self) -> None:
         self.both(lambda d: d.clear())
 
+    def agree(self, call: Callable[[Any], Any]) -> None:
+        fast, slow = self.both(call)
+        assert fast == slow
+
     def step(self) -> str:
         """One random operation, then every comparison that the state allows."""
-        names = ("start", "observe", "propose", "stop", "clear")
-        (name,) = self.rng.choices(names, weights=(14, 43, 34, 8.8, 0.2))
+        (name,) = self.rng.choices([*OPERATIONS], weights=[*OPERATIONS.values()])
         getattr(self, name)()
-        assert self.fast.num_live == len(self.slow.requests)
-        mask = self.fast.memory.capacity - 1
-        documents = [
-            self.fast.memory.store[0][np.arange(a, b) & mask].tolist() for a, b in self.fast.memory._documents
-        ]
-        assert documents == [d.tokens for d in self.slow.documents]
-        for request, slot in self.fast._slots.items():
-            if not self.fast._pending:
-                lo, end = self.fast._offset[slot], self.fast._end[slot]
-                assert self.fast._live[0][lo : lo + end].tolist() == self.slow.requests[request].tokens
-                self.compare_slot(slot, self.slow.requests[request])
-        check_integrity(self.fast)
+        fast = self.fast
+        assert fast.num_live == len(self.slow.requests)
+        self.compare_memory()
+        for request_id, request in fast._requests.items():
+            if not fast._pending:
+                lo, end = fast._slots.offset[request.slot], fast._slots.end[request.slot]
+                text = fast._live.arrays[0][lo : lo + end]
+                assert text.tolist() == self.slow.requests[request_id].tokens
+                self.compare_slot(request.slot, self.slow.requests[request_id])
+        check_integrity(fast)
         self.counts[name] += 1
         return name
 
+    def compare_memory(self) -> None:
+        """Compare the documents, what they have earned, and the namespaces."""
+        fast, slow = self.fast.memory, self.slow.memory
+        assert [d.is_alive for d in fast._documents] == [d.alive for d in slow.documents]
+        mask = fast.capacity - 1
+        for document, expected in zip(fast._documents, slow.documents, strict=True):
+            at = np.arange(document.start, document.end) & mask
+            if not document.is_alive:
+                assert len(at) == len(expected.tokens)
+                continue
+            assert (fast.ring.store[0][at] - document.namespace.tag).tolist() == expected.tokens
+            assert document.namespace.name == expected.namespace
+            assert document.birth == expected.birth
+            if not self.fast._pending:
+                assert document.credit + fast.ring.credit[at].sum() == expected.credit
+        assert {n.name: (n.tag, n.seed) for n in fast.namespaces} == slow.namespaces
+        assert fast.num_refused == slow.num_refused
+
     def compare_slot(self, slot: int, request: Request) -> None:
         """Compare what is kept for a request between steps, apart from its text."""
-        fast = self.fast
+        slots = self.fast._slots
         length = len(request.draft)
-        assert fast._luck[slot] == request.luck
-        assert fast._anchor[slot] == (-1 if request.anchor is None else request.anchor)
-        assert fast._length[slot] == length
+        assert slots.luck[slot] == request.luck
+        assert slots.anchor[slot] == (-1 if request.anchor is None else request.anchor)
+        assert slots.length[slot] == length
+        source = -1
+        if request.source:
+            document, offset = request.source
+            where = self.slow.memory.documents.index(document)
+            source = self.fast.memory._documents[where].start + offset
+        assert slots.source[slot] == source
         if length:
-            assert fast._leader[slot] == (-1 if request.leader is None else request.leader)
-            assert (fast._features[slot, :length] - kernels.OFFSETS).tolist() == request.features
+            assert slots.leader[slot] == (-1 if request.leader is None else request.leader)
+            assert (slots.features[slot, :length] - kernels.OFFSETS).tolist() == request.features
             self.counts["led by own text"] += request.leader is not None
-            self.counts["led by memory"] += request.leader is None
+            self.counts["led by memory"] += request.source is not None
         self.counts["anchored"] += request.anchor is not None
-        self.counts["in large regions"] += int(fast._capacity[slot]) > 512
+        self.counts["in large regions"] += int(slots.capacity[slot]) > 512
 
     def compare_calibration(self) -> None:
         """Compare the weight and the information of every feature."""
@@ -285,14 +425,24 @@ def fuzz(ops: int, seed: int, ops_per_life: int = 400, **options: Any) -> Counte
     counts: Counter[str] = Counter()
     for life in range(0, ops, ops_per_life):
         rng = random.Random(f"{seed}-{life}")
-        fuzzer = Fuzzer(rng, **options)
-        for op in range(min(ops_per_life, ops - life)):
-            try:
-                fuzzer.step()
-            except Exception as error:
-                error.add_note(f"seed {seed}, life {life}, operation {op}")
-                raise
+        # Files carry the time of day; it must not pass, or ages would not be the oracle's.
+        standstill = SimpleNamespace(time=lambda: 1e9, monotonic=None)
+        with (
+            tempfile.TemporaryDirectory() as folder,
+            mock.patch.object(memory_file, "time", standstill),
+            mock.patch.object(drafters.memory, "time", standstill),
+            mock.patch.object(_live_store, "FIRST_TOKENS", 1024),  # so that it grows
+        ):
+            fuzzer = Fuzzer(rng, Path(folder), **options)
+            for op in range(min(ops_per_life, ops - life)):
+                try:
+                    fuzzer.step()
+                except Exception as error:
+                    error.add_note(f"seed {seed}, life {life}, operation {op}")
+                    raise
         counts += fuzzer.counts
+        counts.update(fuzzer.slow.memory.events)
+        counts["doc refused"] += fuzzer.slow.memory.num_refused
         counts["near votes"] += fuzzer.slow.near_votes
     return counts
 
@@ -300,20 +450,15 @@ def fuzz(ops: int, seed: int, ops_per_life: int = 400, **options: Any) -> Counte
 @contextlib.contextmanager
 def rebase_at(position: int) -> Iterator[list[int]]:
     """Make positions of the shared memory shift down early; yield the list of shifts that happened."""
-    memory = drafters.memory
-    old, original = memory._REBASE_AT, memory.SharedMemory._rebase
+    original = _ring.Ring.rebase
     shifts: list[int] = []
 
-    def rebase(self: memory.SharedMemory) -> None:
-        before = self.end
-        original(self)
-        shifts.append(before - self.end)
+    def rebase(self: _ring.Ring, num_positions: int) -> int:
+        shifts.append(original(self, num_positions))
+        return shifts[-1]
 
-    memory._REBASE_AT, memory.SharedMemory._rebase = position, rebase
-    try:
+    with mock.patch.object(_ring, "_REBASE_AT", position), mock.patch.object(_ring.Ring, "rebase", rebase):
         yield shifts
-    finally:
-        memory._REBASE_AT, memory.SharedMemory._rebase = old, original
 
 
 def main() -> None:

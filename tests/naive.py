@@ -5,12 +5,12 @@ raised where a sequence of valid tokens can meet them; token validation is teste
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 
-from drafters import _prior, memory, suffix_tree
+from drafters import _live_store, _prior, memory, suffix_tree
 from drafters import _suffix_tree_kernels as kernels
 
 ORDERS = kernels.ORDERS.tolist()
@@ -25,28 +25,32 @@ def signed(value: int) -> int:
 
 
 @lru_cache(maxsize=1 << 18)
-def suffix_hash(tokens: tuple[int, ...]) -> int:
+def suffix_hash(tokens: tuple[int, ...], tag: int, seed: int) -> int:
     """Hash of a context before it is masked to a bucket."""
-    h = 0
+    h = seed
     for token in reversed(tokens):
-        h = signed(h * kernels.HASH_MULTIPLIER + token + 1)
+        h = signed(h * kernels.HASH_MULTIPLIER + tag + token + 1)
     h = signed(h * kernels.HASH_MULTIPLIER)
     return h ^ (h >> kernels.HASH_SHIFT)
 
 
-@dataclass
+@dataclass(eq=False)
 class Text:
     """Tokens, and for every order the hash of the context that ends at each position (None: too short)."""
 
     tokens: list[int] = field(default_factory=list)
     hashes: dict[int, list[int | None]] = field(default_factory=lambda: {k: [] for k in ORDERS})
+    tag: int = 0
+    seed: int = 0
 
     def extend(self, token_ids: list[int]) -> None:
         for token in token_ids:
             self.tokens.append(token)
             for k in ORDERS:
-                long_enough = len(self.tokens) >= k
-                self.hashes[k].append(suffix_hash(tuple(self.tokens[-k:])) if long_enough else None)
+                context = tuple(self.tokens[-k:])
+                self.hashes[k].append(
+                    suffix_hash(context, self.tag, self.seed) if len(context) == k else None
+                )
 
     def in_bucket(self, k: int, bucket: int, mask: int, before: int) -> Iterator[int]:
         """Positions below `before` whose last k tokens fall into a bucket, newest first."""
@@ -54,21 +58,42 @@ class Text:
         return (i for i in range(before - 1, k - 2, -1) if hashes[i] & mask == bucket)
 
 
-@dataclass
+@dataclass(eq=False)
+class Document(Text):
+    """What the shared memory holds; tokens of a forgotten one are separators, in the buckets that they were in."""
+
+    namespace: str = ""
+    birth: float = 0.0
+    credit: int = 0
+    alive: bool = True
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A document as a file has it."""
+
+    tokens: tuple[int, ...]
+    namespace: str
+    age: float
+    credit: int
+
+
+@dataclass(eq=False)
 class Request(Text):
     prompt_length: int = 0
-    share: bool = True
+    namespace: str | None = ""
     capacity: int = 0
     luck: float = 0.0
     draft: list[int] = field(default_factory=list)
     features: list[Features] = field(default_factory=list)
     leader: int | None = None  # where in this text the leading occurrence of the last draft goes on
+    source: tuple[Document, int] | None = None  # the same if it is in the shared memory
     anchor: int | None = None
 
 
 @dataclass
 class Voter:
-    tokens: list[int]
+    text: Text
     start: int
     length: int
     weight: float
@@ -85,7 +110,8 @@ class Model:
 
     def __init__(self) -> None:
         self.weights = [list(group) for group in _prior.WEIGHTS]
-        self.information = [[kernels.FIRST_EVIDENCE] * len(group) for group in _prior.WEIGHTS]
+        self.weights += [[0.0] * (kernels.NUM_TOKEN_BUCKETS + 1) for _ in range(2)]
+        self.information = [[kernels.FIRST_EVIDENCE] * len(group) for group in self.weights]
 
     def chance(self, features: Features) -> float:
         z = sum(weights[f] for weights, f in zip(self.weights, features, strict=True))
@@ -98,8 +124,30 @@ class Model:
             weights[f] += kernels.LEARNING_RATE * (right - chance) / information[f]
 
 
-def features_of(winners: list[Voter], losers: list[Voter], share: float, n: int, luck: float) -> Features:
-    """Features of the n-th draft token."""
+def token_bucket(token: int, key: tuple[int, int] | None) -> int:
+    """Feature of a token id under a namespace's tag and seed."""
+    if key is None:
+        return 0
+    h = signed(signed(key[1] + token) * kernels.HASH_MULTIPLIER)
+    return 1 + ((h ^ (h >> kernels.HASH_SHIFT)) & (kernels.NUM_TOKEN_BUCKETS - 1))
+
+
+def features_of(
+    request: Request,
+    winners: list[Voter],
+    losers: list[Voter],
+    share: float,
+    draft: list[int],
+    best: int,
+    key: tuple[int, int] | None,
+) -> Features:
+    """Features of the next draft token, `best`."""
+    n = len(draft)
+    leader = max(winners, key=lambda v: v.length)  # the first of equals
+    from_prompt = leader.own and leader.start < request.prompt_length
+    before = bucket_of(kernels.PROMPT_END_EDGES, request.prompt_length - leader.start - n)
+    source = 1 if from_prompt else 2 if leader.own else 0
+    previous = [0, *request.tokens, *draft][-1]
     length = bucket_of(kernels.LENGTH_EDGES, max(v.length for v in winners) + n)
     share_bucket = bucket_of(kernels.SHARE_EDGES, share)
     contested = share_bucket < len(kernels.SHARE_EDGES)
@@ -107,9 +155,13 @@ def features_of(winners: list[Voter], losers: list[Voter], share: float, n: int,
     return [
         length * (len(kernels.SHARE_EDGES) + 1) + share_bucket,
         bucket_of(kernels.POSITION_EDGES, n),
-        bucket_of(kernels.LUCK_EDGES, luck),
+        bucket_of(kernels.LUCK_EDGES, request.luck),
         bucket_of(kernels.VOTERS_EDGES, len(winners)) * 2 + (not contested),
         1 + bucket_of(kernels.DISSENT_EDGES, against) if contested else 0,
+        before if from_prompt else len(kernels.PROMPT_END_EDGES) + 1,
+        source * (len(kernels.LENGTH_EDGES) + 1) + length,
+        token_bucket(previous, key),
+        token_bucket(best, key),
     ]
 
 
@@ -121,62 +173,209 @@ def match_length(tokens: list[int], at: int, context: list[int]) -> int:
 
 
 def find_voters(
-    context: Text, texts: list[Text], mask: int, own: bool, anchor: int | None = None
+    context: Text,
+    texts: list[Text],
+    mask: int,
+    *,
+    own: bool,
+    key: tuple[int, int] = (0, 0),
+    anchor: int | None = None,
 ) -> list[Voter]:
-    """Occurrences of the context's suffixes in `texts` (newest last), longest order first, newest first."""
+    """Occurrences of the context's suffixes in `texts` (newest last), longest order first, newest first.
+
+    key: tag and seed of the namespace to look in.
+    """
     voters: list[Voter] = []
     above = float("inf")
     for k in ORDERS:
         if len(context.tokens) < k:
             continue
-        bucket = context.hashes[k][-1] & mask
+        bucket = suffix_hash(tuple(context.tokens[-k:]), *key) & mask
         walk = (
-            (text.tokens, i)
+            (text, i)
             for text in reversed(texts)
             for i in text.in_bucket(k, bucket, mask, len(text.tokens) - own)
         )
         recency, found = 1.0, 0
-        for tokens, i in islice(walk, kernels.MAX_STEPS):
+        for text, i in islice(walk, kernels.MAX_STEPS):
             if found == kernels.MAX_PER_ORDER or len(voters) == kernels.MAX_OCCURRENCES:
                 break
-            n = match_length(tokens, i, context.tokens)
+            n = match_length(text.tokens, i, context.tokens) if text.tag == key[0] else 0
             if k <= n < above:
                 near = anchor is not None and abs(i + 1 - anchor) <= kernels.NEAR
                 weight = LENGTH_WEIGHT[n] * recency * (kernels.NEAR_BONUS if near else 1.0)
-                voters.append(Voter(tokens, i + 1, n, weight, own, near))
+                voters.append(Voter(text, i + 1, n, weight, own, near))
                 recency *= kernels.RECENCY
                 found += 1
         above = k
     return voters
 
 
-class NaiveDrafter:
-    """The same verbs, drafts and reach as `drafters.SuffixTreeDrafter`."""
+class Memory:
+    """Documents, the oldest first, the dead ones among them, and which namespaces are in use."""
 
-    def __init__(self, *, max_n: int = 32, memory_bytes: int = 256 << 20, min_reach: float = 0.02) -> None:
-        self.max_n, self.min_reach = max_n, min_reach
-        self.room = 0  # tokens of shared memory, a power of two
+    def __init__(
+        self,
+        memory_bytes: int,
+        ttl: float | None,
+        clock: Callable[[], float],
+        new_seed: Callable[[], int],
+        requests: dict[object, Request],
+    ) -> None:
+        self.room = 0  # tokens, a power of two
         if memory_bytes:
             self.room = 1
             while 2 * self.room * memory.BYTES_PER_TOKEN <= memory_bytes:
                 self.room *= 2
+        self.ttl, self.clock, self.new_seed, self.requests = ttl, clock, new_seed, requests
+        self.next_expiry = -math.inf
+        self.documents: list[Document] = []
+        self.namespaces = {"": (0, 0)}
+        self.num_namespaces = 0
+        self.num_refused = 0
+        self.events = {"twins": 0, "moved": 0, "pinned": 0, "dropped": 0, "expired": 0, "purged": 0}
+
+    def key_of(self, name: str) -> tuple[int, int]:
+        """Tag and seed."""
+        if name not in self.namespaces:
+            self.num_namespaces += 1
+            self.namespaces[name] = (self.num_namespaces << 32, self.new_seed())
+        return self.namespaces[name]
+
+    def sweep(self) -> None:
+        """Forget the namespaces that nobody uses."""
+        used = {"", *(d.namespace for d in self.living())} | {r.namespace for r in self.requests.values()}
+        self.namespaces = {name: key for name, key in self.namespaces.items() if name in used}
+
+    def living(self) -> list[Document]:
+        return [d for d in self.documents if d.alive]
+
+    def pinned(self) -> set[Document]:
+        return {r.source[0] for r in self.requests.values() if r.source}
+
+    def lacks(self, size: int) -> bool:
+        full = sum(len(d.tokens) + 1 for d in self.documents) + size > self.room
+        return full or len(self.documents) + 1 > self.room // memory._TOKENS_PER_DOCUMENT
+
+    def add(
+        self, tokens: list[int], namespace: str, credit: int = 0, birth: float | None = None
+    ) -> Document | None:
+        tokens = tokens[-(self.room - 1) :] if self.room else []
+        if len(tokens) < 2:
+            return None
+        for twin in self.living():
+            if twin.namespace == namespace and twin.tokens == tokens:
+                twin.credit = twin.credit + len(tokens) if birth is None else max(twin.credit, credit)
+                twin.birth = self.clock() if birth is None else max(twin.birth, birth)
+                self.events["twins"] += 1
+                return twin
+        key = self.key_of(namespace)
+        if not self.make_room(len(tokens) + 1):
+            self.num_refused += 1
+            return None
+        new = Document(tag=key[0], seed=key[1], namespace=namespace, credit=credit)
+        new.birth = self.clock() if birth is None else birth
+        new.extend(tokens)
+        self.documents.append(new)
+        return new
+
+    def make_room(self, size: int) -> bool:
+        pinned = self.pinned()
+        taken = sum(len(d.tokens) + 1 for d in pinned)
+        many = len(pinned) + 1 > self.room // memory._TOKENS_PER_DOCUMENT
+        if self.lacks(size) and (many or taken + size > self.room):
+            return False
+        allowance = 2 * size
+        while self.lacks(size):
+            oldest = self.documents.pop(0)
+            if not oldest.alive:
+                continue
+            valued = allowance > 0 and oldest.credit >= len(oldest.tokens) / memory.CREDIT_SHARE
+            if oldest in pinned or valued:
+                if oldest not in pinned:
+                    allowance -= len(oldest.tokens) + 1
+                oldest.credit //= 2
+                self.documents.append(oldest)
+                self.events["pinned" if oldest in pinned else "moved"] += 1
+            else:
+                oldest.alive = False
+                self.events["dropped"] += 1
+        return True
+
+    def forget(self, gone: list[Document], why: str) -> int:
+        for document in gone:
+            document.alive = False
+            document.tokens = [kernels.SEPARATOR] * len(document.tokens)
+        for request in self.requests.values():
+            if request.source and not request.source[0].alive:
+                request.source = None
+        self.events[why] += len(gone)
+        return len(gone)
+
+    def expire(self, *, at_once: bool = False) -> None:
+        if self.ttl is None or (self.clock() < self.next_expiry and not at_once):
+            return
+        self.next_expiry = self.clock() + memory._EXPIRY_PERIOD
+        self.forget([d for d in self.living() if self.clock() - d.birth > self.ttl], "expired")
+
+    def save(self) -> list[Saved]:
+        return [Saved(tuple(d.tokens), d.namespace, self.clock() - d.birth, d.credit) for d in self.living()]
+
+    def load(self, saved: list[Saved]) -> int:
+        fresh = [(i, s) for i, s in enumerate(saved) if self.ttl is None or s.age <= self.ttl]
+        # Those of value first, then the newest, until the first that does not fit.
+        fresh.sort(key=lambda x: (x[1].credit < len(x[1].tokens) / memory.CREDIT_SHARE, -x[0]))
+        chosen, left = [], self.room
+        for i, document in fresh[: self.room // memory._TOKENS_PER_DOCUMENT]:
+            left -= min(len(document.tokens) + 1, self.room)
+            if left < 0:
+                break
+            chosen.append((i, document))
+        for document in saved:
+            if document.namespace not in self.namespaces:
+                self.key_of(document.namespace)
+        added = {
+            self.add(list(s.tokens), s.namespace, s.credit, self.clock() - s.age)
+            for _, s in sorted(chosen, key=lambda x: x[0])
+        }
+        return sum(d is not None and d.alive for d in added)
+
+
+class NaiveDrafter:
+    """The same verbs, drafts and reach as `drafters.SuffixTreeDrafter`."""
+
+    def __init__(
+        self,
+        *,
+        max_n: int = 32,
+        memory_bytes: int = 256 << 20,
+        min_reach: float = 0.02,
+        ttl: float | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+        new_seed: Callable[[], int] = lambda: 1,
+    ) -> None:
+        self.max_n, self.min_reach = max_n, min_reach
         self.requests: dict[object, Request] = {}
-        self.documents: list[Text] = []
+        self.memory = Memory(memory_bytes, ttl, clock, new_seed, self.requests)
         self.model = Model()
         self.near_votes = 0
         self.usual_luck = suffix_tree._LUCK_START
 
     def clear(self) -> None:
         self._grow()
-        self.documents = []
+        self.memory.forget(self.memory.living(), "purged")
+        self.memory.documents = []
+        self.memory.num_refused = 0
+        self.memory.sweep()
         self.model = Model()
         self.usual_luck = suffix_tree._LUCK_START
 
-    def start(self, request_id: object, prompt_ids: list[int], *, share: bool = True) -> None:
+    def start(self, request_id: object, prompt_ids: list[int], *, namespace: str | None = "") -> None:
         if request_id in self.requests:
             raise ValueError(request_id)
-        capacity = self._region(len(prompt_ids))
-        request = Request(prompt_length=len(prompt_ids), share=share, capacity=capacity, luck=self.usual_luck)
+        request = Request(prompt_length=len(prompt_ids), namespace=namespace, luck=self.usual_luck)
+        if namespace is not None:
+            self.memory.key_of(namespace)
         request.extend(prompt_ids)
         self.requests[request_id] = request
 
@@ -190,6 +389,8 @@ class NaiveDrafter:
                     break
                 right += 1
             request.luck += suffix_tree._LUCK_RATE * ((1 if right else 0) - request.luck)
+            if request.source:
+                request.source[0].credit += right
         if request.draft and request.leader is not None:
             request.anchor = request.leader
         if request.anchor is not None:
@@ -212,36 +413,59 @@ class NaiveDrafter:
         if not requests:
             return []
         self._grow()
+        self.memory.expire()
+        self.memory.sweep()
         return [self._draft(r, min(n, self.max_n)) for r, n in zip(requests, limits, strict=True)]
 
     def stop(self, request_id: object) -> None:
         self._grow()
         request = self.requests.pop(request_id)
         self.usual_luck += suffix_tree._USUAL_RATE * (request.luck - self.usual_luck)
-        if not (request.share and self.room and len(request.tokens) > request.prompt_length):
-            return
-        tail = max(0, request.prompt_length - suffix_tree._PROMPT_TAIL)
-        document = Text()
-        document.extend(request.tokens[tail:][-(self.room - 1) :])
-        if len(document.tokens) < 2:
-            return
-        self.documents.append(document)
-        while sum(len(d.tokens) + 1 for d in self.documents) > self.room:
-            self.documents.pop(0)
+        self.memory.expire()
+        if request.namespace is not None and len(request.tokens) > request.prompt_length:
+            tail = max(0, request.prompt_length - suffix_tree._PROMPT_TAIL)
+            self.memory.add(request.tokens[tail:], request.namespace)
+        self.memory.sweep()
+
+    def add_document(self, token_ids: list[int], namespace: str = "") -> bool:
+        self._grow()
+        added = self.memory.add(list(token_ids), namespace)
+        self.memory.sweep()
+        return added is not None
+
+    def purge(self, namespace: str) -> int:
+        self._grow()
+        count = self.memory.forget([d for d in self.memory.living() if d.namespace == namespace], "purged")
+        self.memory.sweep()
+        return count
+
+    def save(self) -> list[Saved]:
+        self._grow()
+        self.memory.expire(at_once=True)
+        self.memory.sweep()
+        return self.memory.save()
+
+    def load(self, saved: list[Saved]) -> int:
+        self._grow()
+        count = self.memory.load(saved)
+        self.memory.sweep()
+        return count
 
     def _draft(self, request: Request, max_n: int) -> tuple[list[int], list[float]]:
         alive = find_voters(request, [request], request.capacity - 1, own=True, anchor=request.anchor)
         self.near_votes += sum(v.near for v in alive)
-        if request.share:
-            alive += find_voters(request, self.documents, self.room - 1, own=False)
+        key = None
+        if request.namespace is not None:
+            shared, key = self.memory.documents, self.memory.key_of(request.namespace)
+            alive += find_voters(request, shared, self.memory.room - 1, own=False, key=key)
         draft: list[int] = []
         features: list[Features] = []
         reach: list[float] = []
-        request.leader = None
+        request.leader = request.source = None
         so_far = 1.0
         while len(draft) < max_n:
             # A voter on the request's own text reads on into the draft; one on a document ends with it.
-            texts = [v.tokens + draft if v.own else v.tokens for v in alive]
+            texts = [v.text.tokens + draft if v.own else v.text.tokens for v in alive]
             ballots = [
                 (v, text[v.start + len(draft)])
                 for v, text in zip(alive, texts, strict=True)
@@ -249,17 +473,25 @@ class NaiveDrafter:
             ]
             if not ballots:
                 break
-            total, weights = 0.0, {}
+            # Where a document ends, its voter votes for no token.
+            ended = [
+                v
+                for v, text in zip(alive, texts, strict=True)
+                if not v.own and v.start + len(draft) == len(text)
+            ]
+            total, weights = sum(v.weight for v in ended), {}
             for voter, token in ballots:
                 total += voter.weight
                 weights[token] = weights.get(token, 0.0) + voter.weight
             best = max(weights, key=weights.__getitem__)  # the first of equals
             alive = [v for v, token in ballots if token == best]
-            losers = [v for v, token in ballots if token != best]
+            losers = [v for v, token in ballots if token != best] + ended
             leader = max(alive, key=lambda v: v.length)  # the first of equals
             if not draft and leader.own:
                 request.leader = leader.start
-            found = features_of(alive, losers, weights[best] / total, len(draft), request.luck)
+            elif not draft:
+                request.source = (leader.text, leader.start)
+            found = features_of(request, alive, losers, weights[best] / total, draft, best, key)
             so_far *= self.model.chance(found)
             if so_far < self.min_reach:
                 break
@@ -271,12 +503,12 @@ class NaiveDrafter:
 
     def _region(self, num_tokens: int) -> int:
         """Room given to a request: it only shows in which contexts share a bucket."""
-        size = suffix_tree._MIN_REGION
-        while size < num_tokens + suffix_tree._MIN_REGION:
+        size = _live_store.MIN_REGION
+        while size < num_tokens + _live_store.MIN_REGION:
             size *= 2
         return size
 
     def _grow(self) -> None:
         for request in self.requests.values():
-            if len(request.tokens) > request.capacity:
+            if not request.capacity or len(request.tokens) > request.capacity:
                 request.capacity = self._region(len(request.tokens))

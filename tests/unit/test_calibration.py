@@ -29,8 +29,9 @@ def drafting(max_n: int = 4) -> SuffixTreeDrafter:
 
 def features_of(drafter: SuffixTreeDrafter) -> np.ndarray:
     """Features of the live request's draft, by group: (length, NUM_GROUPS)."""
-    (slot,) = drafter._slots.values()
-    return drafter._features[slot, : drafter._length[slot]] - kernels.OFFSETS
+    (request,) = drafter._requests.values()
+    slots, slot = drafter._slots, request.slot
+    return slots.features[slot, : slots.length[slot]] - kernels.OFFSETS
 
 
 def assert_learned(drafter: SuffixTreeDrafter, features: np.ndarray, outcomes: list[bool]) -> None:
@@ -44,7 +45,8 @@ def assert_learned(drafter: SuffixTreeDrafter, features: np.ndarray, outcomes: l
 
 
 def test_every_feature_has_a_place_and_a_prior() -> None:
-    assert [len(group) for group in WEIGHTS] == list(kernels.GROUP_SIZES)
+    assert [len(group) for group in WEIGHTS] == list(kernels.GROUP_SIZES[: kernels.NUM_FITTED])
+    assert len(PRIOR) == kernels.NUM_FEATURES == sum(kernels.GROUP_SIZES)
     assert [sum(kernels.GROUP_SIZES[:g]) for g in range(kernels.NUM_GROUPS)] == kernels.OFFSETS.tolist()
     model = Calibration().model
     assert model.shape == (2, kernels.NUM_FEATURES)
@@ -183,7 +185,7 @@ def replay(rates: list[list[float]], *, learn: bool = True, seed: int = 0) -> li
         for step in range(1200):
             if step % 80 == 0:
                 for row in rows:
-                    if row in drafter._slots:
+                    if row in drafter._requests:
                         drafter.stop(row)
                     drafter.start(row, [rng.randrange(40) for _ in range(60)])
             if not learn:

@@ -115,10 +115,10 @@ def test_starting_a_live_request_is_refused_and_keeps_it() -> None:
 
 def test_an_id_that_comes_back_starts_from_its_new_prompt() -> None:
     drafter = new_drafter()
-    drafter.start("a", [1, 2, 3] * 5, share=False)
+    drafter.start("a", [1, 2, 3] * 5, namespace=None)
     assert draft_ids(drafter, "a")
     drafter.stop("a")
-    drafter.start("a", [1, 2], share=False)
+    drafter.start("a", [1, 2], namespace=None)
     assert draft_ids(drafter, "a") == []
     drafter.observe("a", [7, 1, 2])
     assert set(draft_ids(drafter, "a")) == {7, 1, 2}
@@ -174,6 +174,9 @@ def test_repeated_requests_are_refused() -> None:
         {"min_reach": 1.1},
         {"memory_bytes": -1},
         {"memory_bytes": SMALL - 1},
+        {"ttl": 0},
+        {"ttl": -1.0},
+        {"ttl": float("nan")},
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
@@ -188,11 +191,11 @@ def test_rows_are_requests_not_positions() -> None:
     live = [0, 1, 2, 3]
     drafted = dict.fromkeys(range(5), 0)
     for request in live:
-        drafter.start(request, [100 * request + rng.randrange(4) for _ in range(8)], share=False)
+        drafter.start(request, [100 * request + rng.randrange(4) for _ in range(8)], namespace=None)
     for step in range(60):
         if step == 20:
             drafter.stop(1)
-            drafter.start(4, [400, 401], share=False)
+            drafter.start(4, [400, 401], namespace=None)
             live = [3, 4, 0, 2]
         rng.shuffle(live)
         for request, draft in zip(live, drafter.propose(live, 8), strict=True):
@@ -215,13 +218,13 @@ def test_memory_lends_finished_answers_to_later_requests() -> None:
     assert draft_ids(drafter, "b") == []
 
 
-def test_share_false_neither_reads_nor_writes_memory() -> None:
+def test_a_request_without_a_namespace_neither_reads_nor_writes_memory() -> None:
     drafter = new_drafter()
     drafter.start("a", [1, 2])
     drafter.observe("a", [3, 4, 5, 6])
     drafter.stop("a")
-    before = [array.copy() for array in drafter.memory.store]
-    drafter.start("private", [1, 2, 3], share=False)
+    before = [array.copy() for array in drafter.memory.ring.store]
+    drafter.start("private", [1, 2, 3], namespace=None)
     drafter.start("public", [1, 2, 3])
     private, public = drafter.propose(["private", "public"], 8)
     assert private.token_ids.tolist() == []
@@ -229,7 +232,7 @@ def test_share_false_neither_reads_nor_writes_memory() -> None:
     drafter.observe("private", [7, 8, 7, 8, 9])
     drafter.stop("private")
     assert drafter.memory.num_documents == 1
-    assert all(np.array_equal(a, b) for a, b in zip(before, drafter.memory.store, strict=True))
+    assert all(np.array_equal(a, b) for a, b in zip(before, drafter.memory.ring.store, strict=True))
     drafter.start("reader", [7, 8])
     assert draft_ids(drafter, "reader") == []
 
@@ -314,6 +317,20 @@ def test_reach_falls_within_the_unit_interval_and_ends_at_min_reach() -> None:
     assert {len(d) for d in seen} >= {1, 2, 3}
 
 
+def test_texts_outlive_a_larger_slab(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("drafters._live_store.FIRST_TOKENS", 512)
+    drafter = new_drafter()
+    before = drafter.num_bytes
+    drafter.start("a", [1, 2, 3, 4, 1, 2])
+    assert draft_ids(drafter, "a", 2) == [3, 4]
+    for request in range(8):
+        drafter.start(request, [5] * 500)
+    drafter.propose(range(8), 1)
+    assert drafter.num_bytes > before
+    drafter.observe("a", [3])
+    assert draft_ids(drafter, "a", 2) == [4, 1]
+
+
 def test_nothing_leaks_over_a_thousand_requests() -> None:
     rng = random.Random(2)
     drafter = new_drafter()
@@ -326,7 +343,7 @@ def test_nothing_leaks_over_a_thousand_requests() -> None:
         drafter.propose([request], 4)
         drafter.stop(request)
         if cycle in (99, cycles - 1):
-            sizes.append((drafter.num_bytes, drafter._used, len(drafter._end)))
+            sizes.append((drafter.num_bytes, drafter._live.used, len(drafter._slots)))
     assert sizes[0] == sizes[1]
     assert drafter.num_live == 0
     assert not drafter._pending

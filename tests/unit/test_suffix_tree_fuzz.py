@@ -9,7 +9,7 @@ import sys
 
 import numba
 import pytest
-from fuzz_suffix_tree import fuzz, rebase_at
+from fuzz_suffix_tree import SMALL, fuzz, rebase_at
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # see test_suffix_tree
 
@@ -35,14 +35,24 @@ def test_same_drafts_as_the_oracle(seed: int) -> None:
 
 def test_same_drafts_as_the_oracle_while_documents_positions_and_outcomes_age() -> None:
     with rebase_at(520) as shifts:
-        counts = fuzz(OPS, 4, ops_per_life=OPS, memory_bytes=9216, alphabet=[5, 6, 7], max_n=8, min_reach=0.0)
-    assert counts["evictions"] > 0
-    assert counts["sated"] > 0
-    assert counts["led by memory"] > 0
+        counts = fuzz(
+            1000,
+            15,
+            ops_per_life=500,
+            memory_bytes=SMALL,
+            alphabet=[5, 6, 7],
+            max_n=8,
+            min_reach=0.0,
+            ttl=15.0,
+        )
+    met = ("dropped", "moved", "pinned", "twins", "purged", "expired", "loaded", "sated", "led by memory")
+    assert {name: counts[name] for name in met if not counts[name]} == {}
     assert sum(shift > 0 for shift in shifts) > 0
 
 
 FRESH = """
+import tempfile
+
 from drafters import SuffixTreeDrafter
 from drafters import _suffix_tree_kernels as kernels
 
@@ -52,13 +62,18 @@ before = {name: set(k.signatures) for name, k in kernel.items()}
 for cycle in range(30):
     live = list(range(cycle % 5 + 1))
     for request in live:
-        drafter.start(request, list(range(cycle * request)), share=request != 1)
+        drafter.start(request, list(range(cycle * request)), namespace=None if request == 1 else "x" * (request % 2))
     for step in range(10):
         drafter.propose(live, 8 if step % 2 else [3] * len(live))
         for request in live:
             drafter.observe(request, [1, 2, 3] * (step * request * 3))
     for request in live:
         drafter.stop(request)
+with tempfile.TemporaryDirectory() as folder:
+    drafter.save(folder + "/memory")
+    drafter.load(folder + "/memory")
+    drafter.add_document([1, 2, 3])
+    drafter.purge("")
 drafter.clear()
 for name in ("_append", "_propose_batch", "_observe_batch"):  # what Python calls; these bring the others along
     assert before[name], f"{name} was not compiled at construction"
