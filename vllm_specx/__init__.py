@@ -5,14 +5,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from vllm_specx.config import SpecxConfig
+    from vllm_specx.memory.control import forget, purge
     from vllm_specx.proposers.suffix_tree import SuffixTreeProposer
 
 __version__ = "0.1.0"
-__all__ = ["SpecxConfig", "SuffixTreeProposer", "__version__"]
+__all__ = ["SpecxConfig", "SuffixTreeProposer", "__version__", "forget", "purge"]
 
 _HOME = {
     "SpecxConfig": "vllm_specx.config",
     "SuffixTreeProposer": "vllm_specx.proposers.suffix_tree",
+    "forget": "vllm_specx.memory.control",
+    "purge": "vllm_specx.memory.control",
 }
 
 

@@ -1,12 +1,15 @@
 """The options of vllm-specx: one frozen dataclass, read from vLLM's --additional-config '{"specx": {...}}'."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Self
 
 KEY = "specx"
 MAX_SPECULATIVE_TOKENS = 128  # vLLM's rejection sampler takes no more (MAX_SPEC_LEN)
+_NEED_SHARED = ("memory_bytes", "memory_ttl_s", "memory_path", "autosave_s")
 
 
 class ConfigError(ValueError):
@@ -15,6 +18,10 @@ class ConfigError(ValueError):
 
 def _option(default: Any, low: float, high: float, text: str) -> Any:
     return field(default=default, metadata={"low": low, "high": high, "help": text})
+
+
+def _text_option(text: str) -> Any:
+    return field(default="", metadata={"help": text})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,21 +38,44 @@ class SpecxConfig:
     alpha: float = _option(
         0.05, 0.0, 10.0, "cost of verifying one draft token, relative to a decode step without any"
     )
+    memory_ttl_s: float = _option(
+        0.0, 0.0, 1e9, "seconds after which shared memory forgets an answer; 0: never"
+    )
+    memory_path: str = _text_option("file that keeps the shared memory between runs; empty: none")
+    autosave_s: float = _option(
+        0.0, 0.0, 1e9, "seconds between two saves into memory_path; 0: only when the engine ends"
+    )
 
     def __post_init__(self) -> None:
-        """Check every field against its type and range."""
+        """Check every field against its type and range, and that none is without effect."""
         for f in fields(self):
-            value, low, high = getattr(self, f.name), f.metadata["low"], f.metadata["high"]
+            value = getattr(self, f.name)
             kind = type(f.default)
             if kind is bool:
                 if not isinstance(value, bool):
                     raise ConfigError(f"{KEY}.{f.name} must be true or false, got {value!r}")
                 continue
+            if kind is str:
+                if not isinstance(value, str) or "\0" in value:
+                    raise ConfigError(f"{KEY}.{f.name} must be text, got {value!r}")
+                continue
+            low, high = f.metadata["low"], f.metadata["high"]
             wanted = (int,) if kind is int else (int, float)
             if isinstance(value, bool) or not isinstance(value, wanted):
                 raise ConfigError(f"{KEY}.{f.name} must be {_article(kind)}, got {value!r}")
             if not low <= value <= high:
                 raise ConfigError(f"{KEY}.{f.name} must be within [{low}, {high}], got {value!r}")
+        self._check_that_all_are_used()
+
+    def _check_that_all_are_used(self) -> None:
+        if not self.shared:
+            for f in fields(self):
+                if f.name in _NEED_SHARED and getattr(self, f.name) != f.default:
+                    raise ConfigError(
+                        f"{KEY}.{f.name} has no effect with {KEY}.shared false: remove one of them"
+                    )
+        if self.autosave_s and not self.memory_path:
+            raise ConfigError(f"{KEY}.autosave_s needs {KEY}.memory_path, the file to save into")
 
     @classmethod
     def from_mapping(cls, options: Any) -> Self:
@@ -91,3 +121,26 @@ def check_num_speculative_tokens(num_tokens: int, max_model_len: int) -> None:
             f"num_speculative_tokens must be within [1, {most}] "
             f"(vLLM verifies at most {MAX_SPECULATIVE_TOKENS}; max_model_len is {max_model_len}), got {num_tokens}"
         )
+
+
+def check_memory_path(path: str | Path) -> Path:
+    """Return the path of a memory file, `~` expanded, if a file there could be read and written.
+
+    Raises:
+        ConfigError: the folder is missing or cannot be written, or a folder or an unreadable file is in the place.
+
+    """
+    file = Path(path).expanduser().absolute()
+    folder = file.parent
+    reason = None
+    if not folder.is_dir():
+        reason = f"the folder {folder} does not exist"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        reason = f"the folder {folder} cannot be written"
+    elif file.is_dir():
+        reason = "it is a folder, not a file"
+    elif file.exists() and not os.access(file, os.R_OK):
+        reason = "the file cannot be read"
+    if reason is not None:
+        raise ConfigError(f"{KEY}.memory_path {str(path)!r}: {reason}")
+    return file

@@ -7,6 +7,7 @@ from vllm_specx import _compat, config
 
 _PREFIX = "vllm_specx."
 PROPOSERS = ("SuffixTreeProposer",)
+SHUTDOWN_SECONDS = 15  # at most; vLLM allows as much on ROCm
 
 
 def register() -> None:
@@ -45,7 +46,9 @@ def check_config(vllm_config: Any) -> None:
         return
     if model.removeprefix(_PREFIX) not in PROPOSERS:
         raise config.ConfigError(f"vllm-specx has no proposer {model!r}; known are {_names()}")
-    config.SpecxConfig.from_vllm(vllm_config)
+    options = config.SpecxConfig.from_vllm(vllm_config)
+    if options.memory_path and _is_on_this_machine(vllm_config.parallel_config):
+        config.check_memory_path(options.memory_path)
     if speculative.num_speculative_tokens_per_batch_size is not None:
         raise config.ConfigError(
             "num_speculative_tokens_per_batch_size is not used by vllm-specx, which chooses each request's "
@@ -62,6 +65,17 @@ def check_config(vllm_config: Any) -> None:
         )
 
 
+def complete_config(vllm_config: Any) -> None:
+    """Leave an engine with a memory file the time to save it: `vllm serve` kills its engine right after SIGTERM."""
+    if config.SpecxConfig.from_vllm(vllm_config).memory_path:
+        _compat.open_window(SHUTDOWN_SECONDS)
+
+
+def _is_on_this_machine(parallel_config: Any) -> bool:
+    """Whether the worker that drafts sees this machine's files; otherwise only itself can check its path."""
+    return parallel_config.nnodes == 1 and parallel_config.distributed_executor_backend != "ray"
+
+
 def _names() -> str:
     return ", ".join(_PREFIX + name for name in PROPOSERS)
 
@@ -70,5 +84,6 @@ def _checked(original: Callable[..., None]) -> Any:
     def __post_init__(self: Any) -> None:
         original(self)
         check_config(self)
+        complete_config(self)
 
     return __post_init__

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -57,3 +58,19 @@ def specx_embeds(model_dir: Any) -> Any:
         block_size=32,
         num_gpu_blocks_override=40,
     )
+
+
+@pytest.fixture(scope="session")
+def specx_memory(model_dir: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
+    """Speculating with a memory file, and the path of that."""
+    path = tmp_path_factory.mktemp("memory") / "memory"
+    options = {"memory_path": str(path), "autosave_s": 3600, "memory_bytes": 1 << 20}
+    engine = make_engine(
+        model_dir,
+        speculative_config=SPECULATIVE,
+        additional_config={"specx": options},
+        max_num_seqs=2,
+        block_size=32,
+        num_gpu_blocks_override=40,
+    )
+    return engine, path

@@ -17,7 +17,14 @@ import patching
 import pytest
 
 TESTS = Path(patching.__file__).parent
-PATCH_NAMES = ["proposer-context", "cpu-rejection-expand", "cpu-kernel-rebind", "cpu-empty-top-k"]
+PATCH_NAMES = [
+    "proposer-context",
+    "cpu-rejection-expand",
+    "cpu-kernel-rebind",
+    "cpu-empty-top-k",
+    "drafter-calls",
+    "shutdown-window",
+]
 TENANTS = {"0": "tenant-a", "1": None, "2": "tenant-b", "3": "tenant-a", "4": None, "5": None}
 
 
@@ -72,7 +79,10 @@ def test_patched_wheel_needs_no_wrapper(patched: dict[str, Any]) -> None:
 
 def test_engine_tests_on_the_patched_wheel(tmp_path: Path) -> None:
     """The same engine tests, with the diffs applied and no wrapper in place (the conftest checks that)."""
-    tests = [str(TESTS / "integration" / f"test_{name}.py") for name in ("identity", "requests", "faults")]
+    tests = [
+        str(TESTS / "integration" / f"test_{name}.py")
+        for name in ("identity", "requests", "faults", "memory")
+    ]
     out = run_python(
         *("-m", "pytest", "-q", "-p", "no:cacheprovider", *tests),
         first=patching.patched_copy(tmp_path / "site"),

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 
 import pytest
-from engines import SPECULATIVE, make_engine
+from engines import SPECULATIVE, accepted, make_engine, proposer_of
+
+from drafters import memory_file
+from vllm_specx.memory.namespaces import namespace_of
+from vllm_specx.memory.vocabulary import fingerprint_of
 
 START_SECONDS = 240
 
@@ -43,9 +50,11 @@ class Server:
     def __init__(self, model_dir: Path, log: Path) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         self.log = log
+        self.memory = log.with_name("memory")
+        options = {"memory_bytes": 8 << 20, "memory_path": str(self.memory), "autosave_s": 0.1}
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                command(model_dir, port, SPECULATIVE, {"memory_bytes": 8 << 20}),
+                command(model_dir, port, SPECULATIVE, options),
                 env=environment(), stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -73,7 +82,7 @@ class Server:
         return {
             line.partition("{")[0]: float(line.rpartition(" ")[2])
             for line in lines
-            if line.startswith("vllm:spec_decode_num")
+            if line.startswith(("vllm:spec_decode_num", "vllm:generation_tokens_total"))
         }
 
 
@@ -84,7 +93,8 @@ def server(model_dir, tmp_path_factory):
         server.wait()
         yield server
     finally:
-        os.killpg(server.process.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.process.pid, signal.SIGTERM)
         server.process.wait(timeout=60)
 
 
@@ -102,6 +112,72 @@ def test_served_answers_equal_plain_decoding(server, model_dir):
     assert answer["choices"][0]["text"] == expected[0].outputs[0].text
     metrics = server.metrics()
     assert metrics["vllm:spec_decode_num_accepted_tokens_total"] > 16
+
+
+LIST = "Write the numbers from one to twenty in words, separated by commas, twice:\n"
+
+
+@pytest.fixture(scope="module")
+def fingerprint(model_dir):
+    from transformers import AutoTokenizer
+
+    return fingerprint_of(AutoTokenizer.from_pretrained(str(model_dir)).get_vocab())
+
+
+def ask(server: Server, prompt: str, max_tokens: int, **options) -> None:
+    server.post(
+        "/v1/completions",
+        {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, "ignore_eos": True}
+        | options,
+    )
+
+
+def ask_in_vain(*arguments) -> None:
+    with contextlib.suppress(OSError, http.client.HTTPException):
+        ask(*arguments)
+
+
+def test_memory_is_saved_while_serving(server, fingerprint):
+    for i in range(20):
+        ask(server, f"{i} is", 4)
+        if server.memory.exists() and len(memory_file.read(server.memory, fingerprint)) > 1:
+            break
+    else:
+        pytest.fail("no file after 20 requests:\n" + server.log.read_text()[-4000:])
+
+
+def test_memory_is_saved_at_sigterm_and_speeds_up_the_next_engine(server, model_dir, fingerprint):
+    """The engine's process is told to end while a request is running: what it has said by then counts too."""
+    ask(server, LIST, 64)
+    ask(server, LIST, 16, cache_salt="tenant")
+    running = threading.Thread(target=ask_in_vain, args=(server, "Once upon a time", 450), daemon=True)
+    before = server.metrics()["vllm:generation_tokens_total"]
+    running.start()
+    while server.metrics()["vllm:generation_tokens_total"] < before + 20:
+        time.sleep(0.05)  # there is no other sign of how far it is
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(timeout=60) == 0
+    found = memory_file.read(server.memory, fingerprint)
+    assert set(found.names) == {"", namespace_of("tenant", None)}
+    assert {16 + 64, 16 + 16} <= set(found.lengths.tolist())
+    assert found.lengths.max() < 450
+
+    from vllm import SamplingParams
+
+    llm = make_engine(
+        model_dir,
+        speculative_config=SPECULATIVE,
+        additional_config={"specx": {"memory_path": str(server.memory)}},
+    )
+    params = SamplingParams(temperature=0, max_tokens=64, ignore_eos=True)
+    gains = []
+    for _ in range(2):
+        before = accepted(llm)
+        llm.generate([LIST], params, use_tqdm=False)
+        gains.append(accepted(llm) - before)
+        proposer_of(llm).on_weights_changed()
+    warm, cold = gains
+    assert warm > cold
 
 
 def test_bad_option_ends_the_start_with_the_reason(model_dir):

@@ -37,6 +37,12 @@ def test_good_configuration(model_dir):
         ({"alpha": True}, ["alpha", "a number"]),
         ({"shared": "off"}, ["shared", "true or false"]),
         (["shared"], ["mapping"]),
+        (
+            {"memory_path": "/no/such/folder/memory"},
+            ["memory_path", "the folder /no/such/folder does not exist"],
+        ),
+        ({"autosave_s": 60}, ["autosave_s", "memory_path"]),
+        ({"memory_path": "memory", "shared": False}, ["memory_path", "no effect"]),
     ],
 )
 def test_bad_options(model_dir, options, words):

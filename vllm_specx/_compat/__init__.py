@@ -7,9 +7,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vllm_specx._compat import context, cpu_kernels, cpu_sampling, cpu_top_k
+from vllm_specx._compat import (
+    context,
+    cpu_kernels,
+    cpu_sampling,
+    cpu_top_k,
+    drafter_calls,
+    shutdown_window,
+)
 from vllm_specx._compat.apply import PatchConflict
 from vllm_specx._compat.context import ProposerContext
+from vllm_specx._compat.shutdown_window import open_window
 from vllm_specx._compat.versions import SUPPORTED_RANGE, UnsupportedVLLM, check_supported
 
 __all__ = [
@@ -20,6 +28,7 @@ __all__ = [
     "UnsupportedVLLM",
     "check_supported",
     "install",
+    "open_window",
 ]
 
 
@@ -55,6 +64,12 @@ def install() -> PatchState:
             if patch.is_needed():
                 patch.install()
                 needed.append(patch.PATCH)
-        known = (context.PATCH, cpu_sampling.PATCH, cpu_kernels.PATCH, cpu_top_k.PATCH)
+        if not drafter_calls.is_present():
+            drafter_calls.install(at_once=context.PATCH not in needed)
+            needed.append(drafter_calls.PATCH)
+        if not shutdown_window.is_present():
+            needed.append(shutdown_window.PATCH)  # goes in with a configuration that wants it
+        patches = (context, cpu_sampling, cpu_kernels, cpu_top_k, drafter_calls, shutdown_window)
+        known = tuple(patch.PATCH for patch in patches)
         _state = PatchState(version, tuple(needed), tuple(p for p in known if p not in needed))
     return _state

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from vllm_specx._compat import fingerprints
+from vllm_specx._compat import drafter_calls, fingerprints
 from vllm_specx._compat.apply import is_applied, replace
 from vllm_specx._compat.versions import check_supported
 
@@ -104,6 +104,7 @@ def _from_request(original: Callable[..., Any]) -> Any:
 def _create(original: Callable[..., Any]) -> Any:
     def create_custom_proposer(vllm_config: Any) -> Any:
         install_runner_side()
+        drafter_calls.install_worker_side()
         return original(vllm_config)
 
     return create_custom_proposer

@@ -23,6 +23,8 @@ FROM_REQUEST = "vllm.v1.core.sched.output:NewRequestData.from_request"
 EXPAND = "vllm.utils.cpu_triton_utils:_expand_kernel_impl"
 REBIND = "vllm.triton_utils.dispatcher:_rebind_kernels"
 TOP_K = "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_only"
+SHUTDOWN = "vllm.v1.engine.utils:get_engine_process_shutdown_timeout"
+WRAPPER = "vllm.v1.worker.worker_base:WorkerWrapperBase.__getattr__"
 
 # target -> minor version -> fingerprint of the pristine source.
 FINGERPRINTS = {
@@ -33,6 +35,8 @@ FINGERPRINTS = {
     FROM_REQUEST: {"0.32": "296f054ec84b20ed", "0.33": "296f054ec84b20ed"},
     REBIND: {"0.32": "69650cc6627a1bf3", "0.33": "69650cc6627a1bf3"},
     TOP_K: {"0.32": "32e0c77ea8b9d328", "0.33": "32e0c77ea8b9d328"},
+    WRAPPER: {"0.32": "4448f957f399b343", "0.33": "4448f957f399b343"},
+    SHUTDOWN: {"0.32": "6c911ccf670700db", "0.33": "3bf402f6cf628617"},
     EXPAND: {"0.32": "cb72d4d389c5be6d", "0.33": "cb72d4d389c5be6d"},
 }
 

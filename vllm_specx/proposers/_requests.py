@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from drafters import SuffixTreeDrafter
+from vllm_specx.memory.namespaces import namespace_of
 
 
 @dataclass(slots=True)
 class _Known:
+    namespace: str | None  # of shared memory; None shares nothing
     num_tokens: int  # read from the token buffer so far
     num_output: int  # of these, passed on as output
     ended: bool = False  # a stop token or max_tokens was reached: the rest is not part of the answer
@@ -31,6 +33,7 @@ class RequestTracker:
     def __init__(self, drafter: SuffixTreeDrafter, log_once: Callable[[str], None]) -> None:
         self._drafter = drafter
         self._log_once = log_once
+        self.num_ended = 0  # requests that were passed on to the drafter and ended
         self._known: dict[str, _Known] = {}
         self._new: dict[str, Any] = {}  # NewRequestData of requests that have not sampled a token yet
 
@@ -68,10 +71,16 @@ class RequestTracker:
         return params.max_tokens - self._known[request_id].num_output
 
     def clear(self) -> None:
-        """Forget every request; each is read anew when it is met again."""
+        """End every request for the drafter. One that goes on is read anew, and shares nothing from then on."""
         for request_id in list(self._known):
             self._drop(request_id)
         self._new.clear()
+
+    def clear_namespaces(self, is_meant: Callable[[str], bool]) -> None:
+        """Like `clear`, for the requests of some namespaces."""
+        for request_id, known in list(self._known.items()):
+            if known.namespace is not None and is_meant(known.namespace):
+                self._drop(request_id)
 
     def _advance(self, request_id: str, request: Any, token_ids: Any) -> bool:
         known = self._known.get(request_id)
@@ -92,11 +101,12 @@ class RequestTracker:
         if request.prompt_token_ids is None or request.prompt_embeds is not None:
             self._log_once("requests with prompt embeddings get no draft: their prompt has no token ids")
             return None
-        # A salted prompt, or one for an adapter, must not be drafted for anybody else. A request whose
-        # arrival went unnoticed is treated as if it had a salt.
-        share = new is not None and new.cache_salt is None and request.lora_request is None
-        self._drafter.start(request_id, token_ids[: request.num_prompt_tokens], share=share)
-        known = self._known[request_id] = _Known(num_tokens=request.num_prompt_tokens, num_output=0)
+        # The salt of a request whose arrival went unnoticed is not known: it must share nothing.
+        namespace = None if new is None else namespace_of(new.cache_salt, request.lora_request)
+        self._drafter.start(request_id, token_ids[: request.num_prompt_tokens], namespace=namespace)
+        known = self._known[request_id] = _Known(
+            namespace, num_tokens=request.num_prompt_tokens, num_output=0
+        )
         return known
 
     @staticmethod
@@ -116,4 +126,5 @@ class RequestTracker:
     def _drop(self, request_id: str) -> None:
         self._new.pop(request_id, None)
         if self._known.pop(request_id, None) is not None:
+            self.num_ended += 1
             self._drafter.stop(request_id)

@@ -1,6 +1,6 @@
 """`vllm_specx.SuffixTreeProposer`: the suffix-tree drafter behind vLLM's custom_class hook (model runner V1)."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
@@ -8,7 +8,9 @@ from vllm.logger import init_logger
 from drafters import SuffixTreeDrafter
 from vllm_specx import plugin
 from vllm_specx.config import SpecxConfig
+from vllm_specx.memory.namespaces import is_within
 from vllm_specx.proposers._gate import checked_drafts
+from vllm_specx.proposers._memory import make_keeper, watch_weights
 from vllm_specx.proposers._requests import RequestTracker
 from vllm_specx.tuner import PriceRule
 
@@ -22,7 +24,7 @@ class SuffixTreeProposer:
         vllm_config: the engine's configuration; options come from its additional_config["specx"].
 
     Raises:
-        ConfigError: options or draft length that cannot be honoured.
+        ConfigError: options or draft length that cannot be honoured, or a memory file that cannot be used.
 
     """
 
@@ -38,12 +40,17 @@ class SuffixTreeProposer:
         self.num_draft_tokens = 0  # verified
         self.num_accepted_tokens = 0
         self._memory_bytes = options.memory_bytes if options.shared else 0
+        self._ttl = options.memory_ttl_s or None
+        self._keeper = make_keeper(options, vllm_config)
         self._policy = PriceRule(options.alpha)
         self._offered: dict[str, int] = {}  # tokens offered in the last step, by request
         self._start_over()
+        if self._keeper is not None:
+            self._keeper.open(self)
 
-    def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """There are no weights to load."""
+    def load_model(self, target_model: Any) -> None:
+        """There are no weights to load, but the target's are watched for changes."""
+        watch_weights(target_model, self.on_weights_changed)
 
     def propose(
         self,
@@ -63,20 +70,76 @@ class SuffixTreeProposer:
             context: ProposerContext; without one (vLLM without the patch) nothing is drafted.
 
         """
+        if self._keeper is None:
+            return self._propose_or_nothing(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, context)
+        with self._keeper.within_work():
+            drafts = self._propose_or_nothing(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, context)
+            self._keeper.tick()
+            return drafts
+
+    def reset_memory(self) -> None:
+        """Forget shared memory, calibration and what drafts earned; live requests go on."""
+        self.drafter.clear()
+        self._policy = PriceRule(self._policy.alpha)
+
+    def on_weights_changed(self) -> None:
+        """Forget what the target said with other weights, calibration included; the memory file is left alone.
+
+        Called after the engine slept or its weights changed. What requests that live through it have said by now
+        is forgotten with the rest; they go on, and share nothing.
+        """
+        self._change_memory(self._forget)
+
+    def forget(self) -> int:
+        """Forget all, in the memory file too; returns the number of answers. See `vllm_specx.forget`."""
+        return self._change_memory(self._forget, rewrite=True)
+
+    def purge(self, cache_salt: str | None = None, adapter: str | None = None) -> int:
+        """Forget what a tenant and an adapter said; returns the number of answers. See `vllm_specx.purge`."""
+        return self._change_memory(lambda: self._purge(cache_salt, adapter), rewrite=True)
+
+    def _forget(self) -> int:
+        num_documents = 0
         try:
-            return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, context)
+            self._requests.clear()
+            num_documents = self.drafter.memory.num_documents
+            self.reset_memory()
+        except Exception as error:  # the drafter is broken: a new one has nothing to forget
+            self._fault(f"{type(error).__name__}: {error}")
+            self._start_over()
+        return num_documents
+
+    def _purge(self, cache_salt: str | None, adapter: str | None) -> int:
+        def is_meant(namespace: str) -> bool:
+            return is_within(namespace, cache_salt, adapter)
+
+        self._requests.clear_namespaces(is_meant)
+        names = [namespace.name for namespace in self.drafter.memory.namespaces]
+        return sum(self.drafter.purge(name) for name in names if is_meant(name))
+
+    def _change_memory(self, change: Callable[[], int], *, rewrite: bool = False) -> int:
+        if self._keeper is None:
+            return change()
+        with self._keeper.within_work():
+            num_documents = change()
+            if rewrite:
+                self._keeper.rewrite()
+        return num_documents
+
+    def _propose_or_nothing(
+        self, sampled: Sequence[Sequence[int]], num_tokens: Any, token_ids: Any, context: Any
+    ) -> list[list[int]]:
+        try:
+            return self._propose(sampled, num_tokens, token_ids, context)
         except Exception as error:
             self._fault(f"{type(error).__name__}: {error}")
             try:
                 self._requests.clear()
             except Exception:  # the drafter itself is broken
                 self._start_over()
-            return [[] for _ in sampled_token_ids]
-
-    def reset_memory(self) -> None:
-        """Forget shared memory, calibration and what drafts earned; live requests go on."""
-        self.drafter.clear()
-        self._policy = PriceRule(self._policy.alpha)
+                if self._keeper is not None:
+                    self._keeper.load_again()
+            return [[] for _ in sampled]
 
     def _propose(
         self, sampled: Sequence[Sequence[int]], num_tokens: Any, token_ids: Any, context: Any
@@ -118,13 +181,18 @@ class SuffixTreeProposer:
         return result
 
     def _start_over(self) -> None:
-        self.drafter = SuffixTreeDrafter(max_n=self.num_speculative_tokens, memory_bytes=self._memory_bytes)
-        self._requests = RequestTracker(self.drafter, self._log_once)
+        self.drafter = SuffixTreeDrafter(
+            max_n=self.num_speculative_tokens, memory_bytes=self._memory_bytes, ttl=self._ttl
+        )
+        self._requests = RequestTracker(self.drafter, _log_once)
+        if self._keeper is not None:
+            self._keeper.attach(self.drafter, self._requests)
 
     def _fault(self, reason: str) -> None:
         if self.faults == 0:
             logger.warning("specx: drafting failed, going on without a draft (logged once): %s", reason)
         self.faults += 1
 
-    def _log_once(self, reason: str) -> None:
-        logger.warning_once("specx: %s", reason)
+
+def _log_once(reason: str) -> None:
+    logger.warning_once("specx: %s", reason)

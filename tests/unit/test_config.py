@@ -1,0 +1,103 @@
+"""The options: types, ranges, combinations without effect, and the memory file's place."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from vllm_specx import plugin
+from vllm_specx.config import ConfigError, SpecxConfig, check_memory_path
+
+
+def test_defaults():
+    options = SpecxConfig.from_mapping(None)
+    assert options == SpecxConfig()
+    assert (options.memory_ttl_s, options.memory_path, options.autosave_s) == (0.0, "", 0.0)
+
+
+def test_everything_set():
+    given = {"memory_ttl_s": 3600, "memory_path": "/m/f", "autosave_s": 0.5, "memory_bytes": 1 << 20}
+    options = SpecxConfig.from_mapping(given)
+    assert all(getattr(options, name) == value for name, value in given.items())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"memory_pth": "f"}, ["specx.memory_pth", "did you mean 'memory_path'"]),
+        ({"memory_path": 3}, ["specx.memory_path", "text", "3"]),
+        ({"memory_path": None}, ["specx.memory_path", "text", "None"]),
+        ({"memory_path": "a\0b"}, ["specx.memory_path", "text"]),
+        ({"memory_ttl_s": -1}, ["specx.memory_ttl_s", "within [0.0", "-1"]),
+        ({"memory_ttl_s": "1h"}, ["specx.memory_ttl_s", "a number", "1h"]),
+        ({"memory_ttl_s": float("nan")}, ["specx.memory_ttl_s", "within"]),
+        ({"memory_path": "f", "autosave_s": float("inf")}, ["specx.autosave_s", "within"]),
+        ({"memory_path": "f", "autosave_s": True}, ["specx.autosave_s", "a number"]),
+        ({"autosave_s": 5}, ["specx.autosave_s needs specx.memory_path"]),
+        ({"shared": False, "memory_path": "f"}, ["specx.memory_path has no effect", "shared false"]),
+        ({"shared": False, "memory_ttl_s": 5}, ["specx.memory_ttl_s has no effect"]),
+        ({"shared": False, "memory_bytes": 1 << 20}, ["specx.memory_bytes has no effect"]),
+    ],
+    ids=str,
+)
+def test_bad_options(options, words):
+    with pytest.raises(ConfigError) as error:
+        SpecxConfig.from_mapping(options)
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_memory_path(tmp_path, monkeypatch):
+    assert check_memory_path(tmp_path / "f") == tmp_path / "f"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert check_memory_path("f") == check_memory_path("~/f") == tmp_path / "f"
+
+
+def test_memory_path_that_cannot_be_used(tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"memory_path .*no/f': the folder .*/no does not exist"):
+        check_memory_path(tmp_path / "no" / "f")
+    with pytest.raises(ConfigError, match="is a folder, not a file"):
+        check_memory_path(tmp_path)
+    (tmp_path / "f").touch()
+    with pytest.raises(ConfigError, match=r"the folder .*/f does not exist"):
+        check_memory_path(tmp_path / "f" / "g")
+    # As root, for whom nothing is forbidden, by another way.
+    monkeypatch.setattr("os.access", lambda path, mode: path == tmp_path)
+    with pytest.raises(ConfigError, match="the file cannot be read"):
+        check_memory_path(tmp_path / "f")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        check_memory_path(tmp_path / "f")
+
+
+def vllm_config(path, **parallel):
+    return SimpleNamespace(
+        additional_config={"specx": {"memory_path": str(path)}},
+        speculative_config=SimpleNamespace(
+            model="vllm_specx.SuffixTreeProposer",
+            num_speculative_tokens=4,
+            num_speculative_tokens_per_batch_size=None,
+            rejection_sample_method="standard",
+        ),
+        parallel_config=SimpleNamespace(nnodes=1, distributed_executor_backend=None, **parallel),
+        model_config=None,
+    )
+
+
+def test_the_folder_is_checked_where_the_worker_sees_it(tmp_path):
+    config = vllm_config(tmp_path / "no" / "f")
+    with pytest.raises(ConfigError, match="does not exist"):
+        plugin.check_config(config)
+    config.parallel_config.nnodes = 2
+    plugin.check_config(config)
+    config.parallel_config.nnodes, config.parallel_config.distributed_executor_backend = 1, "ray"
+    plugin.check_config(config)
+
+
+def test_an_engine_with_a_memory_file_gets_time_to_save(tmp_path, monkeypatch):
+    opened = []
+    monkeypatch.setattr("vllm_specx._compat.open_window", opened.append)
+    plugin.complete_config(vllm_config(""))
+    assert opened == []
+    plugin.complete_config(vllm_config(tmp_path / "f"))
+    assert opened == [plugin.SHUTDOWN_SECONDS]
