@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_specx.cli import bench, demo, replay, version
+from vllm_specx.cli import bench, demo, plan, regret, replay, version, warm
 from vllm_specx.cli._edge import OneLineErrors
 
 app = typer.Typer(
@@ -15,7 +15,10 @@ app = typer.Typer(
 )
 app.command("bench")(bench.bench)
 app.command("demo")(demo.demo)
+app.command("plan")(plan.plan)
+app.command("regret")(regret.regret)
 app.command("replay")(replay.replay)
+app.command("warm")(warm.warm)
 app.command("version")(version.version)
 
 
