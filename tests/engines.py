@@ -6,6 +6,7 @@ from typing import Any
 
 N = 16
 MAX_MODEL_LEN = 512
+FIXED_COSTS = {"specx": {"alpha": 0.05}}  # lengths that depend on no clock
 SPECULATIVE = {"model": "vllm_specx.SuffixTreeProposer", "num_speculative_tokens": N}
 
 

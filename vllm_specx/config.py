@@ -35,8 +35,11 @@ class SpecxConfig:
 
     shared: bool = _option(True, 0, 1, "draft from the answers of finished requests too")
     memory_bytes: int = _option(256 << 20, 1 << 20, 16 << 30, "budget of the shared draft memory, in bytes")
-    alpha: float = _option(
-        0.05, 0.0, 10.0, "cost of verifying one draft token, relative to a decode step without any"
+    alpha: float | None = _option(
+        None,
+        0.0,
+        10.0,
+        "cost of verifying one draft token, relative to a decode step without any; null: measured in service",
     )
     memory_ttl_s: float = _option(
         0.0, 0.0, 1e9, "seconds after which shared memory forgets an answer; 0: never"
@@ -58,6 +61,8 @@ class SpecxConfig:
             if kind is str:
                 if not isinstance(value, str) or "\0" in value:
                     raise ConfigError(f"{KEY}.{f.name} must be text, got {value!r}")
+                continue
+            if value is None and f.default is None:
                 continue
             low, high = f.metadata["low"], f.metadata["high"]
             wanted = (int,) if kind is int else (int, float)

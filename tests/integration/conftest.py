@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import SPECULATIVE, make_engine
+from engines import FIXED_COSTS, SPECULATIVE, make_engine
 
 from vllm_specx import _compat
 
@@ -31,7 +31,11 @@ def plain(model_dir: Any) -> Any:
 def specx(model_dir: Any) -> Any:
     """Speculating, with prefix caching and prompts prefilled in chunks of at most 96 tokens."""
     return make_engine(
-        model_dir, speculative_config=SPECULATIVE, enable_prefix_caching=True, max_num_batched_tokens=96
+        model_dir,
+        speculative_config=SPECULATIVE,
+        additional_config=FIXED_COSTS,
+        enable_prefix_caching=True,
+        max_num_batched_tokens=96,
     )
 
 
@@ -41,10 +45,17 @@ def specx_tight(model_dir: Any) -> Any:
     return make_engine(
         model_dir,
         speculative_config=SPECULATIVE,
+        additional_config=FIXED_COSTS,
         enable_prefix_caching=False,
         block_size=32,
         num_gpu_blocks_override=22,
     )
+
+
+@pytest.fixture(scope="session")
+def specx_measuring(model_dir: Any) -> Any:
+    """Speculating by the costs that it measures, as users have it."""
+    return make_engine(model_dir, speculative_config=SPECULATIVE)
 
 
 @pytest.fixture(scope="session")
@@ -64,7 +75,7 @@ def specx_embeds(model_dir: Any) -> Any:
 def specx_memory(model_dir: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
     """Speculating with a memory file, and the path of that."""
     path = tmp_path_factory.mktemp("memory") / "memory"
-    options = {"memory_path": str(path), "autosave_s": 3600, "memory_bytes": 1 << 20}
+    options = {"memory_path": str(path), "autosave_s": 3600, "memory_bytes": 1 << 20, "alpha": 0.05}
     engine = make_engine(
         model_dir,
         speculative_config=SPECULATIVE,

@@ -197,7 +197,7 @@ def test_memory_is_shared_within_a_tenant_only(specx):
         """Accepted tokens of one run that starts without statistics of acceptance."""
         proposer.drafter.calibration.clear()
         proposer.drafter._usual_luck = 0.5
-        proposer._policy = type(proposer._policy)(proposer._policy.alpha)
+        proposer._policy.forget()
         before = accepted(specx)
         specx.generate([prompt | ({"cache_salt": salt} if salt else {})], params, use_tqdm=False)
         let_it_end()

@@ -10,9 +10,9 @@ from vllm_specx import plugin
 from vllm_specx.config import SpecxConfig
 from vllm_specx.memory.namespaces import is_within
 from vllm_specx.proposers._gate import checked_drafts
+from vllm_specx.proposers._lengths import StepMeter, make_policy
 from vllm_specx.proposers._memory import make_keeper, watch_weights
 from vllm_specx.proposers._requests import RequestTracker
-from vllm_specx.tuner import PriceRule
 
 logger = init_logger("vllm.specx")
 
@@ -42,7 +42,8 @@ class SuffixTreeProposer:
         self._memory_bytes = options.memory_bytes if options.shared else 0
         self._ttl = options.memory_ttl_s or None
         self._keeper = make_keeper(options, vllm_config)
-        self._policy = PriceRule(options.alpha)
+        self._policy = make_policy(options, vllm_config)
+        self._meter = StepMeter()
         self._offered: dict[str, int] = {}  # tokens offered in the last step, by request
         self._start_over()
         if self._keeper is not None:
@@ -80,7 +81,7 @@ class SuffixTreeProposer:
     def reset_memory(self) -> None:
         """Forget shared memory, calibration and what drafts earned; live requests go on."""
         self.drafter.clear()
-        self._policy = PriceRule(self._policy.alpha)
+        self._policy.forget()
 
     def on_weights_changed(self) -> None:
         """Forget what the target said with other weights, calibration included; the memory file is left alone.
@@ -144,6 +145,7 @@ class SuffixTreeProposer:
     def _propose(
         self, sampled: Sequence[Sequence[int]], num_tokens: Any, token_ids: Any, context: Any
     ) -> list[list[int]]:
+        self._policy.update(self._meter.measure(context, sampled))
         rows = self._requests.sync(context, sampled, num_tokens, token_ids)
         verified = context.num_draft_tokens
         for row in rows:
@@ -152,7 +154,6 @@ class SuffixTreeProposer:
             num_draft = min(offered, verified[row]) if verified else 0
             self.num_draft_tokens += num_draft
             self.num_accepted_tokens += min(num_draft, len(sampled[row]) - 1)
-            self._policy.update(len(sampled[row]), num_draft)
         request_ids = [context.req_ids[row] for row in rows]
         # A draft of n yields n+1 tokens, the bonus included: leave room for it.
         limits = [
@@ -167,7 +168,7 @@ class SuffixTreeProposer:
             for row, request_id in zip(rows, request_ids, strict=True)
         ]
         drafts = self.drafter.propose(request_ids, limits)
-        lengths = self._policy.lengths([draft.reach for draft in drafts])
+        lengths = self._policy.choose([draft.reach for draft in drafts])
         chosen = checked_drafts(
             [draft.token_ids[:n] for draft, n in zip(drafts, lengths, strict=True)],
             limits,

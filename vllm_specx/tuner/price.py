@@ -38,7 +38,8 @@ class PriceRule:
         price = -self.alpha * self.rate
         return [int(np.searchsorted(-reach, price, side="right")) for reach in reaches]
 
-    def update(self, num_tokens: int, num_draft_tokens: int) -> None:
-        """Account for one request's step: tokens committed (bonus included) and draft tokens verified."""
-        self._tokens = self._tokens * _FADE + num_tokens
-        self._cost = self._cost * _FADE + 1.0 + self.alpha * num_draft_tokens
+    def update(self, num_tokens: int, num_draft_tokens: int, num_requests: int = 1) -> None:
+        """Account for a step: tokens committed (bonus included) and draft tokens verified, all requests together."""
+        fade = _FADE**num_requests
+        self._tokens = self._tokens * fade + num_tokens
+        self._cost = self._cost * fade + num_requests + self.alpha * num_draft_tokens

@@ -1,0 +1,78 @@
+"""What a proposer tells its policy about a step, and which policy the options choose."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from vllm_specx.config import SpecxConfig
+from vllm_specx.proposers._lengths import FixedCosts, MeasuredCosts, StepMeter, make_policy
+from vllm_specx.tuner import Step
+
+
+def context(scheduled, verified=None, new=()):
+    output = SimpleNamespace(total_num_scheduled_tokens=scheduled, scheduled_new_reqs=list(new))
+    return SimpleNamespace(scheduler_output=output, num_draft_tokens=verified)
+
+
+def meter(*times):
+    return StepMeter(clock=iter(times).__next__)
+
+
+def test_the_first_step_has_no_time():
+    step = meter(5.0).measure(context(2), [[1], [2]])
+    assert (step.num_requests, step.num_draft_tokens, step.num_tokens) == (2, 0, 2)
+    assert step.num_prefill_tokens == 0
+    assert np.isnan(step.seconds)
+
+
+def test_a_step_with_drafts():
+    clock = meter(1.0, 1.25)
+    clock.measure(context(2), [[1], [2]])
+    step = clock.measure(context(2 + 3, verified=[3, 0]), [[1, 2, 3], [4]])
+    assert step == Step(num_requests=2, num_draft_tokens=3, num_tokens=4, seconds=0.25)
+
+
+def test_a_partial_prefill_is_told_apart():
+    clock = meter(1.0, 2.0)
+    clock.measure(context(1), [[1]])
+    step = clock.measure(context(96 + 1 + 2, verified=[2, 0]), [[1], []])
+    assert (step.num_requests, step.num_draft_tokens, step.num_prefill_tokens) == (1, 2, 96)
+
+
+def test_the_step_of_a_new_request_has_no_time():
+    clock = meter(1.0, 100.0, 100.5)
+    clock.measure(context(1), [[1]])
+    assert clock.measure(context(1, new=["request"]), [[1]]).seconds is None
+    assert clock.measure(context(1), [[1]]).seconds == 0.5
+
+
+def vllm_config(full_graphs):
+    mode = SimpleNamespace(has_full_cudagraphs=lambda: full_graphs)
+    return SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=4),
+        compilation_config=SimpleNamespace(cudagraph_mode=mode, cudagraph_capture_sizes=[8, 4, 2, 1]),
+    )
+
+
+def test_costs_are_measured_unless_stated():
+    policy = make_policy(SpecxConfig(), vllm_config(full_graphs=False))
+    assert isinstance(policy, MeasuredCosts)
+    assert len(policy.costs.sizes) == 0
+    assert make_policy(SpecxConfig(), vllm_config(full_graphs=True)).costs.sizes.tolist() == [1, 2, 4, 8]
+    assert isinstance(make_policy(SpecxConfig(alpha=0.1), vllm_config(full_graphs=False)), FixedCosts)
+
+
+@pytest.mark.parametrize("alpha", [None, 0.1])
+def test_forget_keeps_the_costs(alpha):
+    policy = make_policy(SpecxConfig(alpha=alpha), vllm_config(full_graphs=False))
+    reach = [np.array([0.9, 0.5, 0.05]), np.array([])]
+    fresh = policy.choose(reach)
+    assert len(fresh) == 2
+    for _ in range(50):
+        policy.choose(reach)
+        policy.update(Step(2, 0, 2, 0.02))
+    learned = getattr(policy, "costs", None)
+    policy.forget()
+    assert getattr(policy, "costs", None) is learned
+    assert len(policy.choose(reach)) == 2

@@ -1,0 +1,127 @@
+"""How a proposer comes to its draft lengths: a policy of the tuner, told what each step did and how long it took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_specx.config import SpecxConfig
+from vllm_specx.tuner import CostModel, PriceRule, Step, Tuner
+
+
+class Policy(Protocol):
+    """Chooses draft lengths by reach."""
+
+    def choose(self, reaches: Sequence[NDArray[np.float64]]) -> list[int]:
+        """Return how many tokens of each draft to verify."""
+
+    def update(self, step: Step) -> None:
+        """Account for the step that the last choice led to."""
+
+    def forget(self) -> None:
+        """Forget what drafts earned; what steps cost stays known."""
+
+
+class MeasuredCosts:
+    """The tuner on costs that it measures in service.
+
+    Args:
+        max_n: most draft tokens of one request.
+        sizes: token counts to which steps are padded (CUDA graphs), if any.
+
+    """
+
+    def __init__(self, max_n: int, sizes: Sequence[int] | None = None) -> None:
+        """Start without knowledge of costs."""
+        self._max_n = max_n
+        self.costs = CostModel(sizes=sizes)
+        self.forget()
+
+    def choose(self, reaches: Sequence[NDArray[np.float64]]) -> list[int]:
+        """See `Tuner.choose`."""
+        return self.tuner.choose(reaches)
+
+    def update(self, step: Step) -> None:
+        """See `Tuner.update`."""
+        self.tuner.update(step)
+
+    def forget(self) -> None:
+        """Start a new tuner on the same costs."""
+        self.tuner = Tuner(self.costs, max_n=self._max_n)
+
+
+class FixedCosts:
+    """The price rule for a cost that the user states.
+
+    Args:
+        alpha: cost of verifying one draft token, relative to a decode step without any.
+
+    """
+
+    def __init__(self, alpha: float) -> None:
+        """Start from the rate of plain decoding."""
+        self._alpha = alpha
+        self.forget()
+
+    def choose(self, reaches: Sequence[NDArray[np.float64]]) -> list[int]:
+        """See `PriceRule.lengths`."""
+        return self._rule.lengths(reaches)
+
+    def update(self, step: Step) -> None:
+        """See `PriceRule.update`."""
+        self._rule.update(step.num_tokens, step.num_draft_tokens, step.num_requests)
+
+    def forget(self) -> None:
+        """Start a new rule."""
+        self._rule = PriceRule(self._alpha)
+
+
+def make_policy(options: SpecxConfig, vllm_config: Any) -> Policy:
+    """The policy that the options ask for."""
+    if options.alpha is not None:
+        return FixedCosts(options.alpha)
+    compilation = vllm_config.compilation_config
+    has_graphs = compilation.cudagraph_mode is not None and compilation.cudagraph_mode.has_full_cudagraphs()
+    sizes = sorted(compilation.cudagraph_capture_sizes or ()) if has_graphs else None
+    return MeasuredCosts(vllm_config.speculative_config.num_speculative_tokens, sizes)
+
+
+class StepMeter:
+    """Tell a policy what happened from one proposal to the next.
+
+    Args:
+        clock: returns seconds that never go back.
+
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        """Start before the first step."""
+        self._clock = clock
+        self._last = float("nan")
+
+    def measure(self, context: Any, sampled: Sequence[Sequence[int]]) -> Step:
+        """Describe the step that has just been sampled.
+
+        Args:
+            context: ProposerContext of the step.
+            sampled: tokens that each row has just committed; empty for a partial prefill.
+
+        """
+        now = self._clock()
+        seconds, self._last = now - self._last, now
+        decoding = [row for row, tokens in enumerate(sampled) if tokens]
+        verified = context.num_draft_tokens
+        num_draft = sum(verified[row] for row in decoding) if verified else 0
+        output = context.scheduler_output
+        return Step(
+            num_requests=len(decoding),
+            num_draft_tokens=num_draft,
+            num_tokens=sum(len(sampled[row]) for row in decoding),
+            # Before a new request the engine may have been idle.
+            seconds=None if output.scheduled_new_reqs else seconds,
+            num_prefill_tokens=max(0, output.total_num_scheduled_tokens - len(decoding) - num_draft),
+        )
