@@ -42,7 +42,8 @@ class SuffixTreeDrafter:
     """Draft from a request's own text and from the answers of finished requests of its namespace.
 
     Namespaces keep texts apart. What is learned from outcomes, the weights of reach and the luck that a new request is
-    taken to have, is one for all: it holds statistics of acceptance and no text.
+    taken to have, is one for all: it holds statistics of acceptance and no text. Those of single tokens are hashed by
+    the namespace's seed.
 
     Args:
         max_n: most tokens in a draft.
