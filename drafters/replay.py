@@ -38,24 +38,36 @@ class LengthRule(Protocol):
 
 
 class Reliability:
-    """Reach against outcome, in ten equal bins of reach: the sums behind the expected calibration error."""
+    """Reach against outcome: the expected calibration error over ten equal bins of reach, and the Brier skill score."""
 
     def __init__(self) -> None:
         """Start empty."""
         self._count = np.zeros(_NUM_BINS, dtype=np.int64)
         self._excess = np.zeros(_NUM_BINS)  # sum of reach minus outcome
+        self._squares = 0.0  # sum of its square
+        self._held = 0
 
     def add(self, reach: NDArray[np.float64], num_accepted: int) -> None:
         """Count one verified draft: its reach, shape (n,), of which the first num_accepted tokens held."""
         bins = np.minimum((reach * _NUM_BINS).astype(np.int64), _NUM_BINS - 1)
+        excess = reach - (np.arange(len(reach)) < num_accepted)
         np.add.at(self._count, bins, 1)
-        np.add.at(self._excess, bins, reach - (np.arange(len(reach)) < num_accepted))
+        np.add.at(self._excess, bins, excess)
+        self._squares += float(excess @ excess)
+        self._held += min(num_accepted, len(reach))
 
     @property
     def error(self) -> float | None:
         """Mean over positions of their bin's |mean reach - accepted share|; None before the first position."""
         total = int(self._count.sum())
         return float(np.abs(self._excess).sum()) / total if total else None
+
+    @property
+    def skill(self) -> float | None:
+        """1 minus the squared error over that of the base rate, known in hindsight; None without both outcomes."""
+        total = int(self._count.sum())
+        of_base_rate = self._held * (total - self._held) / total if total else 0.0
+        return 1.0 - self._squares / of_base_rate if of_base_rate else None
 
 
 @dataclass(slots=True)

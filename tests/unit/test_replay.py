@@ -101,6 +101,16 @@ def test_reliability_within_a_bin_and_at_its_edges():
     assert reliability.error == pytest.approx(0.05 / 2)
 
 
+def test_brier_skill_by_hand():
+    reliability = Reliability()
+    assert reliability.skill is None
+    reliability.add(np.array([0.9, 0.5]), 2)
+    assert reliability.skill is None  # all held: there is nothing to tell apart
+    reliability.add(np.array([0.5, 0.1]), 0)
+    # squares .01 + .25 + .25 + .01, against 4 * .25 of the base rate 1/2
+    assert reliability.skill == pytest.approx(1 - 0.52)
+
+
 def test_outputs_without_a_step_are_no_step():
     drafter = Scripted([])
     tally = replay(drafter, [Trace("a", [1], []), Trace("b", [1], [5])], max_n=4, alpha=0.1)
@@ -171,6 +181,7 @@ def test_prompt_lookup_numbers_by_hand():
         "accept_rate": 0.8,
         "speedup": 2.0,
         "calibration_error": None,
+        "brier_skill": None,
     }
     assert numbers("prompt-lookup", draft_cost=0.5)["speedup"] == round(5 / 3.5, 3)
     assert numbers("prompt-lookup", options={"n": 2})["draft_per_step"] == round(4 / 3, 2)
@@ -186,6 +197,7 @@ def test_oracle_numbers_by_hand():
         "accept_rate": 1.0,
         "speedup": round(5 / 3, 3),
         "calibration_error": None,
+        "brier_skill": None,
     }
     assert numbers("oracle")["steps"] == 1
     assert numbers("oracle", max_n=3)["draft_per_step"] == 2.0  # 3, then the 1 that is left
@@ -207,6 +219,7 @@ def test_suffix_tree_goes_by_the_price():
         "accept_rate": 0.0,
         "speedup": 1.0,
         "calibration_error": None,
+        "brier_skill": None,
     }
 
 

@@ -20,6 +20,7 @@ KEYS = [
     "speedup",
     "us_per_step",
     "calibration_error",
+    "brier_skill",
 ]
 
 

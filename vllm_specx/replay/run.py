@@ -16,7 +16,8 @@ def run_replay(settings: ReplaySettings, traces: Sequence[Trace]) -> dict[str, A
     Returns:
         steps; tokens_per_step, the bonus token included; draft_per_step, draft tokens verified; accept_rate, their
         share that was right; speedup = tokens / sum(draft_cost + 1 + alpha * N); us_per_step, drafting time;
-        calibration_error, of reach, None for a drafter that has none.
+        calibration_error and brier_skill, of reach over all verified positions (at alpha 0 over all that were drafted),
+        None for a drafter that has none.
 
     Raises:
         BenchError: the drafter is not installed, or its options contradict each other.
@@ -37,7 +38,7 @@ def run_replay(settings: ReplaySettings, traces: Sequence[Trace]) -> dict[str, A
 
 def summary(tally: Tally) -> dict[str, Any]:
     """The printed numbers, rounded to what is worth comparing."""
-    steps, error = tally.num_steps, tally.reliability.error
+    steps, error, skill = tally.num_steps, tally.reliability.error, tally.reliability.skill
     return {
         "steps": steps,
         "tokens_per_step": round(tally.num_tokens / steps, 3),
@@ -46,6 +47,7 @@ def summary(tally: Tally) -> dict[str, Any]:
         "speedup": round(tally.speedup, 3),
         "us_per_step": round(1e6 * tally.seconds / steps, 1),
         "calibration_error": None if error is None else round(error, 4),
+        "brier_skill": None if skill is None else round(skill, 4),
     }
 
 
