@@ -366,7 +366,6 @@ class Fuzzer:
                 text = fast._live.arrays[0][lo : lo + end]
                 assert text.tolist() == self.slow.requests[request_id].tokens
                 self.compare_slot(request.slot, self.slow.requests[request_id])
-        check_integrity(fast)
         self.counts[name] += 1
         return name
 
@@ -420,8 +419,12 @@ class Fuzzer:
         assert np.allclose(self.fast.calibration.model, expected, rtol=0.0, atol=1e-9)
 
 
-def fuzz(ops: int, seed: int, ops_per_life: int = 400, **options: Any) -> Counter[str]:
-    """Run `ops` operations over as many lives as it takes; return how often what happened."""
+def fuzz(ops: int, seed: int, ops_per_life: int = 400, check_every: int = 1, **options: Any) -> Counter[str]:
+    """Run `ops` operations over as many lives as it takes; return how often what happened.
+
+    Drafts, texts, documents and calibration are compared after every operation; every index is recomputed after each
+    `check_every`-th and the last of a life.
+    """
     counts: Counter[str] = Counter()
     for life in range(0, ops, ops_per_life):
         rng = random.Random(f"{seed}-{life}")
@@ -434,9 +437,12 @@ def fuzz(ops: int, seed: int, ops_per_life: int = 400, **options: Any) -> Counte
             mock.patch.object(_live_store, "FIRST_TOKENS", 1024),  # so that it grows
         ):
             fuzzer = Fuzzer(rng, Path(folder), **options)
-            for op in range(min(ops_per_life, ops - life)):
+            length = min(ops_per_life, ops - life)
+            for op in range(length):
                 try:
                     fuzzer.step()
+                    if (op + 1) % check_every == 0 or op + 1 == length:
+                        check_integrity(fuzzer.fast)
                 except Exception as error:
                     error.add_note(f"seed {seed}, life {life}, operation {op}")
                     raise
@@ -469,9 +475,10 @@ def main() -> None:
     parser.add_argument(
         "--rebase-at", type=int, default=1 << 30, help="shift memory positions down from here on"
     )
+    parser.add_argument("--check-every", type=int, default=1, help="operations between two integrity checks")
     args = parser.parse_args()
     with np.errstate(over="ignore"), rebase_at(args.rebase_at) as shifts:
-        counts = fuzz(args.ops, args.seed)
+        counts = fuzz(args.ops, args.seed, check_every=args.check_every)
     print(dict(counts), f"rebases: {sum(s > 0 for s in shifts)}")
 
 
