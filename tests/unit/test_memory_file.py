@@ -1,5 +1,6 @@
 """The memory file: what comes back, what is refused, and what a failed write leaves."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -205,19 +206,22 @@ def test_a_link_to_the_file_stays_one(tmp_path: Path) -> None:
     assert len(memory_file.read(tmp_path / "folder" / "m")) == 3
 
 
-@pytest.fixture
+@contextlib.contextmanager
 def full_disk() -> Iterator[None]:
-    """No file may grow beyond 100 bytes."""
+    """No file may grow beyond 100 bytes: not even pytest's own log, so keep it short."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path, full_disk: None) -> None:
+def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path) -> None:
+    drafter = filled()
     (tmp_path / "m").write_bytes(b"old")
-    with pytest.raises(OSError):
-        filled().save(tmp_path / "m")
+    with pytest.raises(OSError), full_disk():
+        drafter.save(tmp_path / "m")
     assert (tmp_path / "m").read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["m"]
 
