@@ -20,10 +20,11 @@ os.environ.setdefault("SPECX_CACHE", str(ROOT / ".cache"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lies in tests/integration."""
+    """Mark what lies in tests/integration; what starts a session of its own goes before this one has engines."""
     for item in items:
         if ROOT / "tests" / "integration" in item.path.parents:
             item.add_marker(pytest.mark.integration)
+    items.sort(key=lambda item: ("integration" in item.keywords, item.path.name != "test_patched_wheel.py"))
 
 
 @pytest.fixture(scope="session")

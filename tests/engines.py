@@ -20,6 +20,8 @@ def make_engine(model_dir: Any, **options: Any) -> Any:
         "enforce_eager": True,
         "max_model_len": MAX_MODEL_LEN,
         "max_num_seqs": 8,
+        "block_size": 32,
+        "num_gpu_blocks_override": 320,  # engines of a session live side by side
         "disable_log_stats": False,
         "seed": 0,
     }
