@@ -2,7 +2,8 @@
 
     python memory_run.py MODEL MEMORY_FILE
 
-answers one prompt for two tenants and for nobody, has one of the tenants forgotten, and ends.
+answers one prompt for two tenants and for nobody, has one of the tenants forgotten, answers once more for nobody,
+and ends the worker by SIGTERM. (vLLM gives the processes of an `LLM` that goes away 5 s, which may be too short.)
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ MAX_TOKENS = 24
 
 def main(model: str, memory_path: str) -> None:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "1"
+    import psutil
     import vllm
 
     import vllm_specx
@@ -35,6 +37,10 @@ def main(model: str, memory_path: str) -> None:
     prompts = [prompt | {"cache_salt": salt} for salt in ("tenant-a", "tenant-b")] + [prompt]
     llm.generate(prompts, params, use_tqdm=False)
     print("forgotten:", vllm_specx.purge(llm, cache_salt="tenant-a"))
+    llm.generate({"prompt_token_ids": list(range(200, 200 + NUM_PROMPT_TOKENS))}, params, use_tqdm=False)
+    (worker,) = (p for p in psutil.Process().children(recursive=True) if "Worker" in p.name())
+    worker.terminate()
+    worker.wait(60)
 
 
 if __name__ == "__main__":

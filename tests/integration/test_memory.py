@@ -194,4 +194,4 @@ def test_purge_and_the_last_save_reach_a_worker_process(model_dir, tmp_path):
     vocabulary = AutoTokenizer.from_pretrained(str(model_dir)).get_vocab()
     snapshot = memory_file.read(path, fingerprint_of(vocabulary))
     assert set(snapshot.names) == {"", namespace_of("tenant-b", None)}
-    assert set(snapshot.lengths.tolist()) == {16 + memory_run.MAX_TOKENS}
+    assert snapshot.lengths.tolist() == [16 + memory_run.MAX_TOKENS] * 3  # one of them ended after the purge
