@@ -3,10 +3,10 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from drafters.replay import Trace
 from vllm_specx.bench.errors import BenchError
+from vllm_specx.bench.rows import check_text, decode_row
 
 MAX_PROMPT = 3000  # tokens, the last ones
 MAX_OUTPUT = 600  # tokens, the first ones
@@ -52,9 +52,9 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         if not line.strip():
             continue
         try:
-            rows.append(_parse(line, f"{path}:{number}"))
+            rows.append(_parse(line))
         except BenchError as error:
-            faults.append(str(error))
+            faults.append(f"{path}:{number}: {error}")
     if faults:
         more = f" (and {len(faults) - 1} more bad rows)" if len(faults) > 1 else ""
         raise BenchError(faults[0] + more)
@@ -63,34 +63,14 @@ def read_rows(path: Path) -> list[dict[str, str]]:
     return rows
 
 
-def _parse(line: bytes, where: str) -> dict[str, str]:
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise BenchError(f"{where}: not UTF-8 text (byte {error.start})") from error
-    except json.JSONDecodeError as error:
-        raise BenchError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets likewise
-        raise BenchError(f"{where}: not JSON that can be read: {error}") from error
-    if not isinstance(row, dict):
-        raise BenchError(f"{where}: a row must be a JSON object, got {type(row).__name__}")
+def _parse(line: bytes) -> dict[str, str]:
+    row = decode_row(line)
     for key in ("id", "prompt", "output"):
         if key not in row:
-            raise BenchError(f'{where}: "{key}" is missing (a row has "id", "prompt" and "output")')
+            raise BenchError(f'"{key}" is missing (a row has "id", "prompt" and "output")')
     if not isinstance(row["id"], str | int) or isinstance(row["id"], bool):
-        raise BenchError(f'{where}: "id" must be a string or a whole number, got {json.dumps(row["id"])}')
-    return {"id": str(row["id"]), **{key: _text(row, key, where) for key in ("prompt", "output")}}
-
-
-def _text(row: dict[str, Any], key: str, where: str) -> str:
-    value = row[key]
-    if not isinstance(value, str):
-        raise BenchError(f'{where}: "{key}" must be a string, got {type(value).__name__}')
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise BenchError(f'{where}: "{key}" has half a surrogate pair at character {error.start}') from error
-    return value
+        raise BenchError(f'"id" must be a string or a whole number, got {json.dumps(row["id"])}')
+    return {"id": str(row["id"]), **{key: check_text(row[key], key) for key in ("prompt", "output")}}
 
 
 def _encoder(folder: Path) -> Callable[[str], list[int]]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from vllm_specx.bench.errors import BenchError
+from vllm_specx.bench.rows import check_text, decode_row
 
 _KEYS = ("output", "text", "messages")
 
@@ -47,53 +47,30 @@ def read_corpus(path: Path, text_key: str | None = None) -> Iterator[Row | BadRo
                     continue
                 try:
                     yield _parse(line, text_key)
-                except _Bad as error:
+                except BenchError as error:
                     yield BadRow(f"{path}:{number}", str(error))
     except OSError as error:
         raise BenchError(f"--corpus {path}: {error.strerror or error}") from error
 
 
-class _Bad(Exception):
-    """Why a row cannot be used."""
-
-
 def _parse(line: bytes, text_key: str | None) -> Row:
-    try:
-        row = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise _Bad(f"not UTF-8 text (byte {error.start})") from error
-    except json.JSONDecodeError as error:
-        raise _Bad(f"not JSON: {error.msg} at column {error.colno}") from error
-    except (ValueError, RecursionError) as error:  # numbers of thousands of digits, brackets likewise
-        raise _Bad(f"not JSON that can be read: {error}") from error
-    if not isinstance(row, dict):
-        raise _Bad(f"a row must be a JSON object, got {type(row).__name__}")
+    row = decode_row(line)
     key = next((key for key in ((text_key,) if text_key else _KEYS) if key in row), None)
     if key is None:
-        raise _Bad(
+        raise BenchError(
             f'"{text_key}" is missing' if text_key else 'none of "output", "text", "messages" is there'
         )
-    text = _text(_last_answer(row[key]) if key == "messages" and not text_key else row[key], key)
+    text = check_text(_last_answer(row[key]) if key == "messages" and not text_key else row[key], key)
     if not text.strip():
-        raise _Bad(f'"{key}" is empty')
+        raise BenchError(f'"{key}" is empty')
     prompt = row.get("prompt", "") if key != "messages" else ""
-    return Row(text, _text(prompt, "prompt"))
+    return Row(text, check_text(prompt, "prompt"))
 
 
 def _last_answer(messages: Any) -> Any:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise _Bad('"messages" must be a list of objects')
+        raise BenchError('"messages" must be a list of objects')
     for message in reversed(messages):
         if message.get("role") == "assistant":
             return message.get("content")
-    raise _Bad('"messages" has none of the role "assistant"')
-
-
-def _text(value: Any, key: str) -> str:
-    if not isinstance(value, str):
-        raise _Bad(f'"{key}" must be a string, got {type(value).__name__}')
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise _Bad(f'"{key}" has half a surrogate pair at character {error.start}') from error
-    return value
+    raise BenchError('"messages" has none of the role "assistant"')
