@@ -5,8 +5,9 @@ from itertools import product
 import numpy as np
 import pytest
 
+from vllm_specx.bench.costs import load_costs
 from vllm_specx.regret.baselines import Bandit, BatchTable, Ema, FixedN, PrefixArgmax, ema_grid
-from vllm_specx.regret.costs import PACKAGED, CostGrid, load_costs, profiled
+from vllm_specx.regret.costs import PACKAGED, CostGrid, profiled
 from vllm_specx.regret.oracle import OwnRatio, Priced, best_informed
 from vllm_specx.regret.ranking import rank
 from vllm_specx.regret.simulate import NUM_BUCKETS, Run

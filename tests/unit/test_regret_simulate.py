@@ -5,9 +5,10 @@ import pytest
 
 from drafters import SuffixTreeDrafter
 from drafters.replay import Trace, replay
+from vllm_specx.bench.costs import load_costs
 from vllm_specx.regret.baselines import FixedN
 from vllm_specx.regret.cells import Cell, Workload, cells
-from vllm_specx.regret.costs import PACKAGED, CostGrid, load_costs
+from vllm_specx.regret.costs import PACKAGED, CostGrid
 from vllm_specx.regret.settings import RegretSettings
 from vllm_specx.regret.simulate import Clock, bucket, simulate
 

@@ -34,7 +34,8 @@ def regret(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Compare the tuner with fixed lengths, an oracle and published rules on the same requests, without an engine."""
-    from vllm_specx.regret import PACKAGED, RegretSettings, load_costs, run_regret
+    from vllm_specx.bench.costs import load_costs
+    from vllm_specx.regret import PACKAGED, RegretSettings, run_regret
     from vllm_specx.regret.report import show
     from vllm_specx.regret.workloads import load_workloads
 

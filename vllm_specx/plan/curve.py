@@ -8,11 +8,10 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_specx.bench.costs import load_costs
 from vllm_specx.bench.errors import BenchError
 from vllm_specx.config import MAX_SPECULATIVE_TOKENS
 from vllm_specx.tuner import (
-    CostTable,
-    CostTableError,
     best_n_for,
     ceilings,
     expected_tokens_curve,
@@ -152,22 +151,13 @@ def _costs(settings: PlanSettings) -> tuple[NDArray[np.float64], float]:
     if settings.costs is None or settings.batch is None:
         alpha = settings.alpha or 0.0
         return line_costs(alpha, settings.max_n, **drafting), alpha
-    table, batch = _load(settings.costs), settings.batch
+    table, batch = load_costs(settings.costs), settings.batch
     n = np.arange(settings.max_n + 1)
     plain = float(table(batch, 0))
     far = int(max(table.drafts[-1], settings.max_n)) + 1  # beyond the table its last slope goes on
     before, after = table(batch, np.array([far, far + 1]) * batch) / plain
     alpha = max(0.0, float(after - before))
     return table(batch, n * batch) / plain + line_costs(0.0, settings.max_n, **drafting) - 1, alpha
-
-
-def _load(path: Path) -> CostTable:
-    try:
-        return CostTable.load(path)
-    except CostTableError as error:
-        raise BenchError(f"--costs: {error}") from error
-    except OSError as error:
-        raise BenchError(f"--costs {path}: {error.strerror or error}") from error
 
 
 def _finite(value: float) -> float | None:

@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_specx.bench.errors import BenchError
-from vllm_specx.tuner import CostTable, CostTableError
+from vllm_specx.tuner import CostTable
 
 PACKAGED: Final = Path(__file__).with_name("costs-cpu-2core.json")
 _PROFILE_REPEATS: Final = 3
@@ -34,18 +33,6 @@ class CostGrid:
         if row is None:
             row = self._rows[batch] = self._table(batch, np.arange(batch * self._max_n + 1))
         return row
-
-
-def load_costs(path: Path) -> CostTable:
-    """Read a cost table. Raises BenchError."""
-    try:
-        return CostTable.load(path)
-    except CostTableError as error:
-        raise BenchError(
-            f"--costs {path}: {error}" if str(path) not in str(error) else f"--costs: {error}"
-        ) from error
-    except OSError as error:
-        raise BenchError(f"--costs {path}: {error.strerror or error}") from error
 
 
 def profiled(table: CostTable, rng: np.random.Generator, noise: float) -> CostTable:
