@@ -124,7 +124,7 @@ def replay(
             token_ids = draft.token_ids[:num_draft].tolist()
             tally.seconds += perf_counter() - begin
 
-            num_accepted = _num_right(token_ids, output[at : at + num_draft])
+            num_accepted = num_right(token_ids, output[at : at + num_draft])
             committed = output[at : at + num_accepted + 1]
 
             begin = perf_counter()
@@ -145,7 +145,7 @@ def replay(
     return tally
 
 
-def _num_right(token_ids: Sequence[int], truth: Sequence[int]) -> int:
+def num_right(token_ids: Sequence[int], truth: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     for k, (drafted, true) in enumerate(zip(token_ids, truth, strict=False)):
         if drafted != true:

@@ -28,7 +28,7 @@ from drafters.memory_file import Snapshot
 _LUCK_RATE: Final = 0.15
 _LUCK_START: Final = 0.5
 _USUAL_RATE: Final = 0.1
-_PROMPT_TAIL: Final = 16  # prompt tokens kept before a shared output, as the context of its beginning
+PROMPT_TAIL: Final = 16  # prompt tokens kept before a shared output, as the context of its beginning
 
 
 @dataclass(slots=True)
@@ -170,7 +170,7 @@ class SuffixTreeDrafter:
         self.memory.expire(sources=slots.source)
         if request.namespace is not None:
             if end > request.prompt_length:
-                begin = offset + max(0, request.prompt_length - _PROMPT_TAIL)
+                begin = offset + max(0, request.prompt_length - PROMPT_TAIL)
                 self.memory.add(
                     self._live.arrays[0][begin : offset + end], request.namespace.name, sources=slots.source
                 )

@@ -423,7 +423,7 @@ class NaiveDrafter:
         self.usual_luck += suffix_tree._USUAL_RATE * (request.luck - self.usual_luck)
         self.memory.expire()
         if request.namespace is not None and len(request.tokens) > request.prompt_length:
-            tail = max(0, request.prompt_length - suffix_tree._PROMPT_TAIL)
+            tail = max(0, request.prompt_length - suffix_tree.PROMPT_TAIL)
             self.memory.add(request.tokens[tail:], request.namespace)
         self.memory.sweep()
 

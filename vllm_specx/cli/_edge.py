@@ -53,3 +53,20 @@ def fail(message: str, code: int) -> NoReturn:
     """Print one line and leave."""
     print(f"specx: error: {' '.join(message.split())}", file=sys.stderr)
     sys.exit(code)
+
+
+def words(text: str) -> list[str]:
+    """Read what commas separate."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def whole_numbers(text: str, flag: str) -> tuple[int, ...]:
+    """Whole numbers that commas separate. Raises BenchError."""
+    from vllm_specx.bench.errors import BenchError
+
+    try:
+        return tuple(int(word) for word in words(text))
+    except ValueError as error:
+        raise BenchError(
+            f"{flag} {text!r} must be whole numbers separated by commas, for example 1,8"
+        ) from error

@@ -9,7 +9,7 @@ import typer
 
 from vllm_specx.bench.errors import BenchError
 from vllm_specx.bench.settings import default, help_text
-from vllm_specx.cli._edge import edge
+from vllm_specx.cli._edge import edge, whole_numbers, words
 
 
 def bench(
@@ -56,8 +56,8 @@ def bench(
         settings = BenchSettings(
             model=model,
             prompts=workloads(prompts),
-            methods=tuple(_words(methods)),
-            concurrency=tuple(_numbers(concurrency)),
+            methods=tuple(words(methods)),
+            concurrency=whole_numbers(concurrency, "--concurrency"),
             repeats=repeats,
             limit=limit,
             dtype=dtype,
@@ -83,19 +83,6 @@ def bench(
         show(document, terminal)
         if json_path is not None:
             terminal.print(f"every run: {json_path}", highlight=False, soft_wrap=True)
-
-
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _numbers(text: str) -> list[int]:
-    try:
-        return [int(word) for word in _words(text)]
-    except ValueError as error:
-        raise BenchError(
-            f"--concurrency {text!r} must be whole numbers separated by commas, for example 1,8"
-        ) from error
 
 
 def _options(text: str | None) -> dict[str, Any] | None:

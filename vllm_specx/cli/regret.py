@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_specx.bench.errors import BenchError
-from vllm_specx.cli._edge import edge
+from vllm_specx.cli._edge import edge, whole_numbers
 from vllm_specx.regret.settings import default, help_text
 
 
@@ -41,7 +40,7 @@ def regret(
 
     with edge():
         settings = RegretSettings(
-            batch=_numbers(batch),
+            batch=whole_numbers(batch, "--batch"),
             seeds=seeds,
             steps=steps,
             phase=phase,
@@ -61,12 +60,3 @@ def regret(
 
 def _tell(name: str, done: int, total: int) -> None:
     print(f"[{done}/{total}] {name}", file=sys.stderr)
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in text.split(",") if word.strip())
-    except ValueError as error:
-        raise BenchError(
-            f"--batch {text!r} must be whole numbers separated by commas, for example 1,8"
-        ) from error

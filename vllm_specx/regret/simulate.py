@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from drafters import SuffixTreeDrafter
+from drafters.replay import num_right
 from vllm_specx.regret.cells import Cell, Request
 from vllm_specx.regret.costs import CostGrid
 from vllm_specx.tuner import Step
@@ -141,7 +142,7 @@ def simulate(
             slot = live[request_id]
             at = slot.at
             ids = slot.request.ids
-            end = min(len(ids), at + _num_right(token_ids, ids, at) + 1)
+            end = min(len(ids), at + num_right(token_ids, ids[at : at + len(token_ids)]) + 1)
             num_tokens += end - at
             if drafter is not None:
                 drafter.observe(request_id, slot.request.output[at:end])
@@ -164,14 +165,3 @@ def simulate(
         run.cost[at_bucket] += cost
         run.plain[at_bucket] += cost * batch / float(row[0])
     return run
-
-
-def _num_right(token_ids: list[int], truth: list[int], at: int) -> int:
-    """Length of the longest prefix of token_ids that truth has from `at` on."""
-    end = len(truth)
-    k = at
-    for token_id in token_ids:
-        if k == end or truth[k] != token_id:
-            break
-        k += 1
-    return k - at

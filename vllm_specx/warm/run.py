@@ -9,13 +9,12 @@ from typing import Any
 
 from drafters import SuffixTreeDrafter, memory_file
 from drafters.memory_file import MemoryFileError
+from drafters.suffix_tree import PROMPT_TAIL
 from vllm_specx.bench.errors import BenchError, EngineFailed
 from vllm_specx.config import ConfigError, SpecxConfig, check_memory_path
 from vllm_specx.memory.namespaces import namespace_of
 from vllm_specx.memory.vocabulary import fingerprint_of, load_tokenizer
 from vllm_specx.warm.corpus import BadRow, read_corpus
-
-_CONTEXT = 16  # tokens before a text that are kept with it, as the drafter does with prompts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +90,7 @@ def run_warm(settings: WarmSettings, complain: Callable[[BadRow], None]) -> dict
             continue
         token_ids = encode(row.text)
         num_tokens += len(token_ids)
-        drafter.add_document(encode(row.context[-20 * _CONTEXT :])[-_CONTEXT:] + token_ids, namespace)
+        drafter.add_document(encode(row.context[-20 * PROMPT_TAIL :])[-PROMPT_TAIL:] + token_ids, namespace)
     if num_bad == num_rows:
         raise BenchError(f"--corpus {settings.corpus}: holds no row that can be used")
     try:
