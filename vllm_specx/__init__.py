@@ -7,15 +7,24 @@ if TYPE_CHECKING:
     from vllm_specx.config import SpecxConfig
     from vllm_specx.memory.control import forget, purge
     from vllm_specx.proposers.suffix_tree import SuffixTreeProposer
+    from vllm_specx.switch import set_enabled
 
 __version__ = "0.1.0"
-__all__ = ["SpecxConfig", "SuffixTreeProposer", "__version__", "forget", "purge"]
+__all__ = [
+    "SpecxConfig",
+    "SuffixTreeProposer",
+    "__version__",
+    "forget",
+    "purge",
+    "set_enabled",
+]
 
 _HOME = {
     "SpecxConfig": "vllm_specx.config",
     "SuffixTreeProposer": "vllm_specx.proposers.suffix_tree",
     "forget": "vllm_specx.memory.control",
     "purge": "vllm_specx.memory.control",
+    "set_enabled": "vllm_specx.switch",
 }
 
 

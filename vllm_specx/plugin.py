@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from vllm_specx import _compat, config
+from vllm_specx import _compat, config, request_options
 
 _PREFIX = "vllm_specx."
 PROPOSERS = ("SuffixTreeProposer",)
@@ -24,6 +24,7 @@ def register() -> None:
     from vllm_specx._compat.apply import replace
 
     replace(VllmConfig, "__post_init__", _checked, patch="config-check")
+    request_options.install()
 
 
 def check_config(vllm_config: Any) -> None:

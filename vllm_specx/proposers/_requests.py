@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from drafters import SuffixTreeDrafter
+from vllm_specx.config import MAX_SPECULATIVE_TOKENS
 from vllm_specx.memory.namespaces import namespace_of
+from vllm_specx.request_options import RequestOptionError, RequestOptions
 
 
 @dataclass(slots=True)
@@ -18,6 +20,7 @@ class _Known:
     namespace: str | None  # of shared memory; None shares nothing
     num_tokens: int  # read from the token buffer so far
     num_output: int  # of these, passed on as output
+    max_n: int  # most draft tokens that the request wants
     ended: bool = False  # a stop token or max_tokens was reached: the rest is not part of the answer
 
 
@@ -63,12 +66,13 @@ class RequestTracker:
                 rows.append(row)
         return rows
 
-    def num_left(self, request_id: str, request: Any) -> int:
-        """Return how many more tokens the request may produce by its max_tokens."""
-        params = request.sampling_params
+    def max_draft(self, request_id: str, request: Any) -> int:
+        """Return how many draft tokens the request may have by its own parameters; at most 0: none."""
+        known, params = self._known[request_id], request.sampling_params
         if params is None or params.max_tokens is None:
-            return 1 << 30
-        return params.max_tokens - self._known[request_id].num_output
+            return known.max_n
+        # A draft of n yields n+1 tokens, the bonus included: leave room for it.
+        return min(known.max_n, params.max_tokens - known.num_output - 1)
 
     def clear(self) -> None:
         """End every request for the drafter. One that goes on is read anew, and shares nothing from then on."""
@@ -105,9 +109,20 @@ class RequestTracker:
         namespace = None if new is None else namespace_of(new.cache_salt, request.lora_request)
         self._drafter.start(request_id, token_ids[: request.num_prompt_tokens], namespace=namespace)
         known = self._known[request_id] = _Known(
-            namespace, num_tokens=request.num_prompt_tokens, num_output=0
+            namespace,
+            num_tokens=request.num_prompt_tokens,
+            num_output=0,
+            max_n=self._max_n(request.sampling_params),
         )
         return known
+
+    def _max_n(self, params: Any) -> int:
+        try:
+            options = RequestOptions.from_extra_args(None if params is None else params.extra_args)
+        except RequestOptionError:  # vLLM does not check a ready-made EngineCoreRequest
+            self._log_once("requests whose options were not checked and are wrong get no draft")
+            return 0
+        return MAX_SPECULATIVE_TOKENS if options.max_n is None else options.max_n
 
     @staticmethod
     def _answer(token_ids: list[int], known: _Known, params: Any) -> list[int]:

@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 from vllm.logger import init_logger
 
-from drafters import SuffixTreeDrafter
+from drafters import Draft, SuffixTreeDrafter
 from vllm_specx import plugin
 from vllm_specx.config import SpecxConfig
 from vllm_specx.memory.namespaces import is_within
@@ -15,6 +16,7 @@ from vllm_specx.proposers._memory import make_keeper, watch_weights
 from vllm_specx.proposers._requests import RequestTracker
 
 logger = init_logger("vllm.specx")
+_NO_DRAFT = Draft(np.empty(0, dtype=np.int32), np.empty(0))
 
 
 class SuffixTreeProposer:
@@ -44,6 +46,7 @@ class SuffixTreeProposer:
         self._keeper = make_keeper(options, vllm_config)
         self._policy = make_policy(options, vllm_config)
         self._meter = StepMeter()
+        self._is_enabled = True
         self._offered: dict[str, int] = {}  # tokens offered in the last step, by request
         self._start_over()
         if self._keeper is not None:
@@ -98,6 +101,13 @@ class SuffixTreeProposer:
     def purge(self, cache_salt: str | None = None, adapter: str | None = None) -> int:
         """Forget what a tenant and an adapter said; returns the number of answers. See `vllm_specx.purge`."""
         return self._change_memory(lambda: self._purge(cache_salt, adapter), rewrite=True)
+
+    def set_enabled(self, is_enabled: bool) -> bool:
+        """Draft, or only observe, from the next step on; returns what held before. See `vllm_specx.set_enabled`."""
+        if not isinstance(is_enabled, bool):
+            raise TypeError(f"set_enabled takes true or false, got {is_enabled!r}")
+        was_enabled, self._is_enabled = self._is_enabled, is_enabled
+        return was_enabled
 
     def _forget(self) -> int:
         num_documents = 0
@@ -155,20 +165,15 @@ class SuffixTreeProposer:
             self.num_draft_tokens += num_draft
             self.num_accepted_tokens += min(num_draft, len(sampled[row]) - 1)
         request_ids = [context.req_ids[row] for row in rows]
-        # A draft of n yields n+1 tokens, the bonus included: leave room for it.
         limits = [
-            max(
-                0,
-                min(
-                    context.num_spec_tokens,
-                    context.max_model_len - int(num_tokens[row]) - 1,
-                    self._requests.num_left(request_id, context.requests[request_id]) - 1,
-                ),
-            )
+            self._limit(context, request_id, int(num_tokens[row]))
             for row, request_id in zip(rows, request_ids, strict=True)
         ]
-        drafts = self.drafter.propose(request_ids, limits)
-        lengths = self._policy.choose([draft.reach for draft in drafts])
+        drafts = self._draft(request_ids, limits)
+        if self._is_enabled:
+            lengths = self._policy.choose([draft.reach for draft in drafts])
+        else:  # which tells the policy nothing of what drafts are worth
+            lengths = [0] * len(drafts)
         chosen = checked_drafts(
             [draft.token_ids[:n] for draft, n in zip(drafts, lengths, strict=True)],
             limits,
@@ -180,6 +185,23 @@ class SuffixTreeProposer:
             result[row] = draft_of_row
         self._offered = dict(zip(request_ids, map(len, chosen), strict=True))
         return result
+
+    def _limit(self, context: Any, request_id: str, num_tokens: int) -> int:
+        """Most draft tokens of a request; of these and the bonus token, none may lie beyond max_model_len."""
+        if not self._is_enabled:
+            return 0
+        by_itself = self._requests.max_draft(request_id, context.requests[request_id])
+        return max(0, min(context.num_spec_tokens, context.max_model_len - num_tokens - 1, by_itself))
+
+    def _draft(self, request_ids: Sequence[str], limits: Sequence[int]) -> list[Draft]:
+        """One draft per request; the drafter looks only for those that may have one."""
+        # One is asked for in any case: until then the drafter puts off what it observes.
+        asked = [i for i, limit in enumerate(limits) if limit] or list(range(len(limits)))[:1]
+        drafts = [_NO_DRAFT] * len(limits)
+        found = self.drafter.propose([request_ids[i] for i in asked], [limits[i] for i in asked])
+        for i, draft in zip(asked, found, strict=True):
+            drafts[i] = draft
+        return drafts
 
     def _start_over(self) -> None:
         self.drafter = SuffixTreeDrafter(
