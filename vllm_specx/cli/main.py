@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_specx.cli import bench, demo, plan, regret, replay, version, warm
+from vllm_specx.cli import bench, calibrate, demo, plan, regret, replay, version, warm
 from vllm_specx.cli._edge import OneLineErrors
 
 app = typer.Typer(
@@ -14,6 +14,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("bench")(bench.bench)
+app.command("calibrate")(calibrate.calibrate)
 app.command("demo")(demo.demo)
 app.command("plan")(plan.plan)
 app.command("regret")(regret.regret)
