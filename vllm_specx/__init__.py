@@ -7,10 +7,13 @@ if TYPE_CHECKING:
     from vllm_specx.config import SpecxConfig
     from vllm_specx.memory.control import forget, purge
     from vllm_specx.proposers.suffix_tree import SuffixTreeProposer
+    from vllm_specx.scheduler import AdaptiveAsyncScheduler, AdaptiveScheduler
     from vllm_specx.switch import set_enabled
 
 __version__ = "0.1.0"
 __all__ = [
+    "AdaptiveAsyncScheduler",
+    "AdaptiveScheduler",
     "SpecxConfig",
     "SuffixTreeProposer",
     "__version__",
@@ -20,6 +23,8 @@ __all__ = [
 ]
 
 _HOME = {
+    "AdaptiveAsyncScheduler": "vllm_specx.scheduler",
+    "AdaptiveScheduler": "vllm_specx.scheduler",
     "SpecxConfig": "vllm_specx.config",
     "SuffixTreeProposer": "vllm_specx.proposers.suffix_tree",
     "forget": "vllm_specx.memory.control",

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 KEY = "specx"
 MAX_SPECULATIVE_TOKENS = 128  # vLLM's rejection sampler takes no more (MAX_SPEC_LEN)
+_FOR_NATIVE = ("adaptive", "max_draft_share")  # drafters that vLLM runs itself
 _NEED_SHARED = ("memory_bytes", "memory_ttl_s", "memory_path", "autosave_s")
 
 
@@ -48,6 +49,10 @@ class SpecxConfig:
     autosave_s: float = _option(
         0.0, 0.0, 1e9, "seconds between two saves into memory_path; 0: only when the engine ends"
     )
+    adaptive: bool = _option(False, 0, 1, "choose every step how many tokens vLLM's own drafter drafts")
+    max_draft_share: float = _option(
+        0.5, 0.0, 1.0, "with adaptive: share of a step's tokens that drafts may take while prompts wait"
+    )
 
     def __post_init__(self) -> None:
         """Check every field against its type and range, and that none is without effect."""
@@ -73,6 +78,16 @@ class SpecxConfig:
         self._check_that_all_are_used()
 
     def _check_that_all_are_used(self) -> None:
+        for f in fields(self):
+            if getattr(self, f.name) == f.default:
+                continue
+            if self.adaptive and f.name not in _FOR_NATIVE:
+                raise ConfigError(
+                    f"{KEY}.{f.name} has no effect with {KEY}.adaptive, which drives vLLM's own drafters: "
+                    "remove one of them"
+                )
+            if f.name == "max_draft_share" and not self.adaptive:
+                raise ConfigError(f"{KEY}.max_draft_share has no effect without {KEY}.adaptive true")
         if not self.shared:
             for f in fields(self):
                 if f.name in _NEED_SHARED and getattr(self, f.name) != f.default:

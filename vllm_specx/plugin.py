@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_specx import _compat, config, request_options
+from vllm_specx.scheduling import methods
 
 _PREFIX = "vllm_specx."
 PROPOSERS = ("SuffixTreeProposer",)
@@ -35,6 +36,9 @@ def check_config(vllm_config: Any) -> None:
             acceptance method that changes what the target would have said.
 
     """
+    if methods.is_wanted(vllm_config):
+        methods.check(vllm_config)
+        return
     speculative = vllm_config.speculative_config
     model = speculative.model if speculative is not None else None
     additional = vllm_config.additional_config
@@ -42,7 +46,8 @@ def check_config(vllm_config: Any) -> None:
         if isinstance(additional, dict) and additional.get(config.KEY):
             raise config.ConfigError(
                 f"additional_config has options for {config.KEY!r}, but no proposer of vllm_specx is configured: "
-                f"name one in speculative_config.model ({_names()}) or remove the options"
+                f"name one in speculative_config.model ({_names()}), set {config.KEY}.adaptive to true for a drafter "
+                "of vLLM's own, or remove the options"
             )
         return
     if model.removeprefix(_PREFIX) not in PROPOSERS:
@@ -66,8 +71,27 @@ def check_config(vllm_config: Any) -> None:
         )
 
 
+def prepare_config(vllm_config: Any) -> None:
+    """Complete a configuration before vLLM derives anything from it.
+
+    Raises:
+        ConfigError: adaptive lengths are wanted where they would be ignored or could not work.
+
+    """
+    if methods.is_wanted(vllm_config):
+        from vllm.logger import init_logger
+
+        methods.check(vllm_config)
+        methods.prepare(vllm_config, init_logger("vllm.specx").warning_once)
+
+
 def complete_config(vllm_config: Any) -> None:
-    """Leave an engine with a memory file the time to save it: `vllm serve` kills its engine right after SIGTERM."""
+    """Choose the adaptive scheduler that fits, and leave an engine with a memory file the time to save it.
+
+    (`vllm serve` kills its engine right after SIGTERM.)
+    """
+    if methods.is_wanted(vllm_config):
+        methods.complete(vllm_config)
     if config.SpecxConfig.from_vllm(vllm_config).memory_path:
         _compat.open_window(SHUTDOWN_SECONDS)
 
@@ -83,6 +107,7 @@ def _names() -> str:
 
 def _checked(original: Callable[..., None]) -> Any:
     def __post_init__(self: Any) -> None:
+        prepare_config(self)
         original(self)
         check_config(self)
         complete_config(self)

@@ -36,6 +36,11 @@ def test_everything_set():
         ({"shared": False, "memory_path": "f"}, ["specx.memory_path has no effect", "shared false"]),
         ({"shared": False, "memory_ttl_s": 5}, ["specx.memory_ttl_s has no effect"]),
         ({"shared": False, "memory_bytes": 1 << 20}, ["specx.memory_bytes has no effect"]),
+        ({"adaptive": "yes"}, ["specx.adaptive", "true or false"]),
+        ({"adaptive": True, "max_draft_share": 1.5}, ["specx.max_draft_share", "within [0.0, 1.0]"]),
+        ({"adaptive": True, "alpha": 0.1}, ["specx.alpha has no effect with specx.adaptive"]),
+        ({"adaptive": True, "shared": False}, ["specx.shared has no effect with specx.adaptive"]),
+        ({"max_draft_share": 0.2}, ["specx.max_draft_share has no effect without specx.adaptive"]),
     ],
     ids=str,
 )
@@ -79,6 +84,7 @@ def vllm_config(path, **parallel):
             num_speculative_tokens_per_batch_size=None,
             rejection_sample_method="standard",
         ),
+        scheduler_config=SimpleNamespace(scheduler_cls=None),
         parallel_config=SimpleNamespace(nnodes=1, distributed_executor_backend=None, **parallel),
         model_config=None,
     )

@@ -45,11 +45,18 @@ class UniformTuner:
         max_n: most draft tokens of one request.
         idle_passes: passes of the drafter in a step with N = 0 (1 for EAGLE, whose KV is kept in sync).
         candidates: lengths to choose from, 0 included or not; 0..max_n if not given.
+        is_autoregressive: whether each draft token is a pass of the drafter; otherwise drafting counts no passes.
 
     """
 
     def __init__(
-        self, costs: CostModel, *, max_n: int, idle_passes: int = 0, candidates: Sequence[int] | None = None
+        self,
+        costs: CostModel,
+        *,
+        max_n: int,
+        idle_passes: int = 0,
+        candidates: Sequence[int] | None = None,
+        is_autoregressive: bool = True,
     ) -> None:
         """Start from the prior of acceptance."""
         lengths = sorted(set(range(max_n + 1) if candidates is None else candidates))
@@ -59,7 +66,14 @@ class UniformTuner:
         self.max_n = max_n
         self.acceptance = Hazards(max(1, max_n), memory=_MEMORY)
         self._candidates = np.array(lengths)
-        self._passes = np.where(self._candidates > 0, self._candidates, idle_passes)
+        self._passes = (
+            np.where(self._candidates > 0, self._candidates, idle_passes)
+            if is_autoregressive
+            else np.zeros_like(self._candidates)
+        )
+        # Two more steps are predicted, for the record: a plain one, and one with a draft token per request.
+        self._lengths = np.concatenate(([0, 1], self._candidates))
+        self._all_passes = np.concatenate(([0, int(is_autoregressive)], self._passes))
         self._n = -1  # of the last decision that was no probe
         self._probes = [Probe(_FIRST_PROBE, _LAST_PROBE) for _ in range(NUM_BUCKETS)]
         self._trend = Trend()
@@ -70,7 +84,7 @@ class UniformTuner:
         """Return N for a step with `num_requests` requests."""
         if num_requests < 1:
             return 0
-        seconds = self._seconds(num_requests)
+        (plain, first), seconds = np.split(self._seconds(num_requests), [2])
         tokens = _tokens(self.acceptance.mean)[self._candidates]
         rates = num_requests * tokens / seconds
         best = int(np.argmax(rates))
@@ -86,27 +100,27 @@ class UniformTuner:
             if chosen != best:
                 reason = "probe"
                 probe.report(surprising=False)  # until its outcome is known
-        plain = float(self.costs.seconds(num_requests, 0))
         n = int(self._candidates[chosen])
-        first = float(self.costs.seconds(num_requests, num_requests * max(1, n), max(1, n)))
         self._choice = _Choice(
             num_requests=num_requests,
             n=n,
             tokens=float(tokens[chosen]),
-            speedup=float(rates[best]) * plain / num_requests,
-            plain=plain,
+            speedup=float(rates[best] * plain) / num_requests,
+            plain=float(plain),
             seconds=float(seconds[chosen]),
-            alpha=mean_alpha(num_requests, max(1, n) * num_requests, plain, first),
+            alpha=mean_alpha(
+                num_requests, max(1, n) * num_requests, float(plain), float(seconds[chosen] if n else first)
+            ),
             reason=reason,
         )
         return n
 
-    def update(self, step: Step, offered: int, accepted_by_request: Sequence[int]) -> None:
+    def update(self, step: Step, offered: int | Sequence[int], accepted_by_request: Sequence[int]) -> None:
         """Account for a step, which need not be that of the last decision.
 
         Args:
             step: what it did.
-            offered: N of that step.
+            offered: N of that step, or draft tokens per request where some had fewer (cut by a grammar, say).
             accepted_by_request: draft tokens accepted, per request that was offered them.
 
         """
@@ -116,22 +130,27 @@ class UniformTuner:
             for probe in self._probes:
                 probe.report(surprising=True)
         num_requests = len(accepted_by_request)
-        if offered < 1 or num_requests == 0:
+        lengths = np.broadcast_to(np.maximum(offered, 0), num_requests)
+        most = int(lengths.max(initial=0))
+        if most < 1:
             self.acceptance.forget()
             return
-        accepted = np.minimum(np.maximum(accepted_by_request, 0), offered)
-        reach = self.acceptance.reach(min(offered, self.max_n))
-        expected = num_requests * float(np.sum(reach))
-        second = num_requests * float(np.sum((2 * np.arange(len(reach)) + 1) * reach))
+        accepted = np.minimum(np.maximum(accepted_by_request, 0), lengths)
+        reach = self.acceptance.reach(min(most, self.max_n))
+        means = np.concatenate(([0.0], np.cumsum(reach)))
+        squares = np.concatenate(([0.0], np.cumsum((2 * np.arange(len(reach)) + 1) * reach)))
+        known = np.minimum(lengths, self.max_n)
+        expected = float(np.sum(means[known]))
+        variance = float(np.sum(squares[known] - means[known] ** 2))
         error = float(np.sum(accepted)) - expected
-        if self._trend.is_change(error / outcome_deviation(expected, second - expected**2 / num_requests)):
+        if self._trend.is_change(error / outcome_deviation(expected, variance)):
             self.acceptance.forget(_CHANGED * _MEMORY)
-        if offered > self._n and error > 0.5 * expected:  # a probe, and more than was thought
+        if most > self._n and error > 0.5 * expected:  # a probe, and more than was thought
             probe = self._probes[bucket(num_requests)]
             probe.report(surprising=True)
             probe.again()
         memory = max(_MEMORY, _MEMORY_STEPS * num_requests)
-        self.acceptance.update(np.full(num_requests, offered), accepted, memory=memory)
+        self.acceptance.update(lengths, accepted, memory=memory)
 
     @property
     def last(self) -> Decision | None:
@@ -153,8 +172,8 @@ class UniformTuner:
         )
 
     def _seconds(self, num_requests: int) -> NDArray[np.float64]:
-        """Predicted seconds for each candidate; float64[candidates]."""
-        return self.costs.seconds(num_requests, num_requests * self._candidates, self._passes)
+        """Predicted seconds of a plain step, of one with a draft token each, and for each candidate."""
+        return self.costs.seconds(num_requests, num_requests * self._lengths, self._all_passes)
 
     def _something_else(self, num_requests: int, seconds: NDArray[np.float64], best: int) -> int:
         """Index of a candidate that would pay if acceptance or costs were as good to it as they may be; or `best`.

@@ -1,0 +1,142 @@
+"""`vllm_specx.AdaptiveScheduler`: vLLM's scheduler, with a draft length chosen every step.
+
+Decided in the engine core's only scheduler and carried to the workers in SchedulerOutput, N is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from vllm.logger import init_logger
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.scheduler import Scheduler
+
+from vllm_specx._compat.versions import check_supported
+from vllm_specx.config import ConfigError, SpecxConfig
+from vllm_specx.scheduling import methods
+from vllm_specx.scheduling.controller import Controller
+
+logger = init_logger("vllm.specx")
+
+
+class _Adaptive:
+    """What both schedulers have in common; a mix-in before vLLM's class."""
+
+    controller: Controller | None
+
+    # vLLM's
+    vllm_config: Any
+    scheduler_config: Any
+    requests: dict[str, Any]
+    num_spec_tokens: int
+    max_num_scheduled_tokens: int
+    get_request_counts: Any
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        check_supported()
+        vllm_config = self.vllm_config
+        methods.check(vllm_config)
+        self.controller = None
+        if methods.is_pinned(vllm_config):  # the plug-in would have left vLLM's scheduler in place
+            logger.warning_once("%s", methods.pinned_reason(vllm_config))
+            return
+        max_n = self.num_spec_tokens
+        candidates = methods.ladder(max_n) if vllm_config.use_v2_model_runner else list(range(max_n + 1))
+        self.controller = Controller(
+            methods.Drafting.of(vllm_config),
+            max_n=max_n,
+            candidates=candidates,
+            token_budget=self.max_num_scheduled_tokens,
+            max_draft_share=SpecxConfig.from_vllm(vllm_config).max_draft_share,
+            sizes=_graph_sizes(vllm_config),
+            is_async=isinstance(self, AsyncScheduler),
+        )
+        # Not None: vLLM does not pad requests from the prefix cache to the longest draft then.
+        self.dynamic_sd_lookup = [max_n] * (self.scheduler_config.max_num_seqs + 1)
+        logger.info(
+            "specx: %s drafts as many tokens as pay, every step; lengths to choose from: %s",
+            vllm_config.speculative_config.method,
+            candidates,
+        )
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Learn from a step, then evaluate it as vLLM does (which cuts the tokens of requests that end)."""
+        if self.controller is not None:
+            try:
+                self.controller.learn(scheduler_output, model_runner_output, self.requests)
+            except Exception as error:
+                self._give_up(error)
+        return super().update_from_output(scheduler_output, model_runner_output)  # type: ignore[misc]
+
+    def _update_after_schedule(self, scheduler_output: Any) -> None:
+        # The last word of schedule(): what will decode next is known, and no placeholder of a draft is set yet.
+        if self.controller is not None and scheduler_output.num_scheduled_tokens:
+            try:
+                scheduler_output.num_spec_tokens_to_schedule = self._choose(scheduler_output)
+            except Exception as error:
+                self._give_up(error)
+        super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
+
+    def _choose(self, scheduler_output: Any) -> int:
+        assert self.controller is not None
+        num_requests = num_useful = 0
+        has_prefills = self.get_request_counts()[1] > 0
+        for request_id, num_tokens in scheduler_output.num_scheduled_tokens.items():
+            request = self.requests[request_id]
+            if (
+                request.num_computed_tokens + num_tokens
+                < request.num_tokens + request.num_output_placeholders
+            ):
+                has_prefills = True  # a part of its prompt is left
+                continue
+            num_requests += 1
+            # This step yields a token at least, the next one after the drafts.
+            num_useful = max(num_useful, request.max_tokens - request.num_output_tokens - 2)
+        n = self.controller.choose(num_requests, num_useful, has_prefills=has_prefills)
+        if logger.isEnabledFor(logging.DEBUG):
+            logger.debug("specx: n=%d %s", n, self.controller.last)
+        return n
+
+    def _give_up(self, error: Exception) -> None:
+        logger.error(
+            "specx: choosing the draft length failed; it stays at num_speculative_tokens from now on: %s: %s",
+            type(error).__name__,
+            error,
+            exc_info=error,
+        )
+        self.controller = None
+
+
+class AdaptiveScheduler(_Adaptive, Scheduler):
+    """vLLM's scheduler with a draft length for each step.
+
+    Named in `--scheduler-cls`, or brought by the option `adaptive`. Where vLLM schedules asynchronously, the plug-in
+    takes `AdaptiveAsyncScheduler` instead.
+
+    Raises:
+        ConfigError: a configuration in which the length would be ignored, or asynchronous scheduling.
+
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """See vLLM's Scheduler."""
+        super().__init__(*args, **kwargs)
+        if self.scheduler_config.async_scheduling:
+            raise ConfigError(
+                f"async scheduling needs {methods.ASYNC_SCHEDULER}, which the plug-in 'specx' would have taken: "
+                "VLLM_PLUGINS keeps it from running"
+            )
+
+
+class AdaptiveAsyncScheduler(_Adaptive, AsyncScheduler):
+    """`AdaptiveScheduler` for asynchronous scheduling."""
+
+
+def _graph_sizes(vllm_config: Any) -> list[int] | None:
+    compilation = vllm_config.compilation_config
+    mode = compilation.cudagraph_mode
+    if mode is None or not mode.has_full_cudagraphs():
+        return None
+    return sorted(compilation.cudagraph_capture_sizes or ()) or None

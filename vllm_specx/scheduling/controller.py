@@ -1,0 +1,80 @@
+"""Chooses N for the next step, within what the step and its requests have room for."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Sequence
+from typing import Any
+
+from vllm_specx.scheduling.methods import Drafting
+from vllm_specx.scheduling.observer import Observer
+from vllm_specx.tuner import CostModel, Decision, UniformTuner
+
+
+class Controller:
+    """A tuner, the observer that feeds it, and the limits that are none of its business.
+
+    Args:
+        drafting: how the drafter works.
+        max_n: most draft tokens of one request.
+        candidates: lengths to choose from, 0 among them.
+        token_budget: most tokens of one step.
+        max_draft_share: of these, what drafts may take while prompts wait.
+        sizes: token counts to which steps are padded (CUDA graphs), if any.
+        is_async: whether steps are scheduled before the one before has ended.
+
+    Attributes:
+        tuner: chooses by acceptance and costs.
+        n: the last choice.
+
+    """
+
+    def __init__(
+        self,
+        drafting: Drafting,
+        *,
+        max_n: int,
+        candidates: Sequence[int],
+        token_budget: int,
+        max_draft_share: float,
+        sizes: Sequence[int] | None = None,
+        is_async: bool = False,
+    ) -> None:
+        """Start without knowledge."""
+        self.tuner = UniformTuner(
+            CostModel(sizes=sizes),
+            max_n=max_n,
+            candidates=candidates,
+            idle_passes=drafting.idle_passes,
+            is_autoregressive=drafting.is_autoregressive,
+        )
+        self.n = max_n
+        self._observer = Observer(drafting.num_passes, is_async=is_async)
+        self._candidates = sorted(candidates)
+        self._room = int(max_draft_share * token_budget)
+
+    def choose(self, num_requests: int, num_useful: int, *, has_prefills: bool) -> int:
+        """Return N for a step.
+
+        Args:
+            num_requests: requests that will decode in it.
+            num_useful: most draft tokens that any of them could still use.
+            has_prefills: whether prompts wait for a place in it.
+
+        """
+        most = num_useful
+        if has_prefills and num_requests:
+            most = min(most, self._room // num_requests)
+        n = min(self.tuner.choose(num_requests), most)
+        self.n = max((length for length in self._candidates if length <= n), default=0)
+        return self.n
+
+    def learn(self, scheduled: Any, ran: Any, live: Container[str]) -> None:
+        """Account for a step; see `Observer.observe`."""
+        outcome = self._observer.observe(scheduled, ran, live)
+        if outcome is not None:
+            self.tuner.update(outcome.step, outcome.offered, outcome.accepted)
+
+    @property
+    def last(self) -> Decision | None:
+        """The tuner's last decision, before the limits; None before the first."""
+        return self.tuner.last
