@@ -78,7 +78,7 @@ def test_a_request_without_drafts_is_learnt_from(specx, drafted):
     assert proposer.num_draft_tokens == before
     snapshot = proposer.drafter.snapshot()
     assert namespace_of("learnt", None) in {snapshot.names[i] for i in snapshot.namespaces.tolist()}
-    run(specx, [prompt], wanted(16))
+    run(specx, [prompt], wanted(48))
     assert proposer.num_draft_tokens > before
 
 
