@@ -5,7 +5,7 @@ from itertools import count
 import pytest
 
 from vllm_specx.bench.cells import first_difference, measure, requests, summarise
-from vllm_specx.bench.loop import Counters, Job, Trace, drive
+from vllm_specx.bench.loop import Counters, Job, Run, Trace, drive
 
 
 class FakeEngine:
@@ -78,6 +78,31 @@ def test_measures_by_hand():
     assert numbers["tokens_per_step"] == 4.0
     assert numbers["acceptance"] == 0.75
     assert numbers["draft_tokens_per_step"] == 4.0
+
+
+def test_pauses_between_turns_are_not_counted():
+    at_once = drive(FakeEngine(pace=4), job([9, 9, 5], 2), clock=ticking())
+    clock = count()
+    run = Run(FakeEngine(pace=4), job([9, 9, 5], 2), clock=lambda: float(next(clock)))
+    turns = 0
+    while not run.advance(2 * (turns := turns + 1)):
+        for _ in range(1000):
+            next(clock)
+    assert turns > 3
+    in_turns = run.result()
+    assert [trace.token_ids for trace in in_turns.traces] == [trace.token_ids for trace in at_once.traces]
+    assert in_turns.engine_seconds == at_once.engine_seconds
+    assert in_turns.seconds < at_once.seconds + 2 * turns  # reading the clock takes a tick
+    assert in_turns.traces[2].last < in_turns.seconds
+
+
+def test_a_turn_ends_at_its_share():
+    run = Run(FakeEngine(), job([4, 4], 1))
+    assert run.advance(3) is False
+    assert len(run.result().traces[0].token_ids) == 3
+    assert run.advance(3) is False  # has them already
+    assert run.result().num_steps == 3
+    assert run.advance() is True
 
 
 def test_nothing_to_divide_by_is_none():

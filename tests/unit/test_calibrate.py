@@ -29,22 +29,22 @@ class FakeEngine:
         self.calls = []
         self.num_requests = self.offered = self.verified = 0
 
-    def start(self, num_requests):
-        self.calls.append(("start", num_requests))
+    def keep(self, num_requests):
+        self.calls.append(("keep", num_requests))
         self.num_requests, self.offered, self.verified = num_requests, 0, 0
 
     def offer(self, num_drafts):
         self.calls.append(("offer", num_drafts))
         self.offered = num_drafts
 
-    def advance(self):
+    def measure_step(self):
         b, n, self.verified = self.num_requests, self.verified, self.offered
         slow = 10.0 if self.verified != n else 0.0
         verified = min(b * n, self.room - b)
         return [Step(b, verified, b, true_seconds(b, n) + slow)]
 
-    def stop(self):
-        self.calls.append(("stop",))
+    def end_all(self):
+        self.calls.append(("end_all",))
 
 
 def test_every_cell_gets_its_own_time(tmp_path):
@@ -66,7 +66,7 @@ def test_no_length_is_always_first(tmp_path):
     measure(engine, settings(tmp_path, batch=(2,), drafts=(0, 1, 2), repeats=3, steps=1), lambda *news: None)
     offers = [call[1] for call in engine.calls if call[0] == "offer"]
     assert offers == [0, 1, 2, 1, 2, 0, 2, 0, 1]
-    assert engine.calls[-1] == ("stop",)
+    assert engine.calls[-1] == ("end_all",)
 
 
 @pytest.mark.parametrize(
@@ -83,8 +83,8 @@ def test_no_length_is_always_first(tmp_path):
 )
 def test_steps_of_another_kind_do_not_count(tmp_path, odd):
     class Engine(FakeEngine):
-        def advance(self):
-            return [odd, *super().advance()]
+        def measure_step(self):
+            return [odd, *super().measure_step()]
 
     wanted = settings(tmp_path, batch=(2,), drafts=(0, 2), repeats=1, steps=3)
     measured = measure(Engine(), wanted, lambda *news: None)

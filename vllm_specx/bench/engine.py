@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from vllm_specx.bench.loop import Counters, Job, drive
+from vllm_specx.bench.loop import CellResult, Counters, Job, Run, drive
 from vllm_specx.bench.provenance import relevant
 
 # In-process, so that a step is a call and an idle engine is a process that waits on a pipe.
@@ -97,6 +97,16 @@ class BenchEngine:
         self.counters.faults = getattr(self._drafter, "faults", 0)
         return news
 
+    def start(self, job: Job) -> None:
+        """Make `job` the one that `advance` advances."""
+        self._run = Run(self, job)
+
+    def advance(self, num_tokens: int | None) -> bool:
+        return self._run.advance(num_tokens)
+
+    def result(self) -> CellResult:
+        return self._run.result()
+
     def warm_up(self) -> None:
         """Compile and page in what the first timed step would pay for: alone, then as a full batch."""
         prompt = list(range(1, 9)) * 4
@@ -176,7 +186,9 @@ def serve(connection: Connection, spec: EngineSpec, log_path: str) -> None:
         engine.warm_up()
         connection.send(("ready", engine.facts()))
         actions: dict[str, Callable[..., Any]] = {
-            "run": lambda job: drive(engine, job),
+            "start": engine.start,
+            "advance": engine.advance,
+            "result": engine.result,
             "reset": engine.reset,
         }
         while (command := connection.recv())[0] != "stop":

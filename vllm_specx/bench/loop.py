@@ -40,7 +40,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What one pass gave. `seconds` is the wall time, `engine_seconds` the part inside steps."""
+    """What one pass gave. `seconds` is the wall time of its turns, `engine_seconds` the part inside steps."""
 
     traces: list[Trace]
     counters: Counters
@@ -61,34 +61,71 @@ class Engine(Protocol):
         ...
 
 
+class Run:
+    """A job under way. Pauses between turns are no part of its times.
+
+    The next prompt enters in the step after one finishes, in the order given.
+    """
+
+    def __init__(self, engine: Engine, job: Job, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._engine, self._job, self._clock = engine, job, clock
+        self._traces = [Trace() for _ in job.prompts]
+        self._by_id: dict[str, Trace] = {}
+        self._before = Counters(**vars(engine.counters))
+        self._num_submitted = self._num_steps = self._num_tokens = 0
+        self._seconds = self._engine_seconds = 0.0
+
+    @property
+    def is_done(self) -> bool:
+        return not self._by_id and self._num_submitted == len(self._traces)
+
+    def advance(self, num_tokens: int | None = None) -> bool:
+        """Take steps until there are so many output tokens since the job's beginning, or to its end.
+
+        Returns whether that was its end.
+        """
+        start = self._clock() - self._seconds
+        while not self.is_done and (num_tokens is None or self._num_tokens < num_tokens):
+            self._fill()
+            began = self._clock() - start
+            news = self._engine.step()
+            now = self._clock() - start
+            self._num_steps += 1
+            self._engine_seconds += now - began
+            for request_id, token_ids, is_finished in news:
+                self._take(request_id, token_ids, now)
+                if is_finished:
+                    del self._by_id[request_id]
+        self._seconds = self._clock() - start
+        return self.is_done
+
+    def result(self) -> CellResult:
+        after = vars(self._engine.counters)
+        counters = Counters(**{name: after[name] - value for name, value in vars(self._before).items()})
+        return CellResult(self._traces, counters, self._num_steps, self._seconds, self._engine_seconds)
+
+    def _fill(self) -> None:
+        job = self._job
+        while len(self._by_id) < job.concurrency and self._num_submitted < len(self._traces):
+            number = self._num_submitted
+            request_id = f"{job.label}-{number}"
+            self._engine.add(request_id, job.prompts[number], job.lengths[number], job.natural)
+            self._by_id[request_id] = self._traces[number]
+            self._num_submitted += 1
+
+    def _take(self, request_id: str, token_ids: list[int], now: float) -> None:
+        if not token_ids:
+            return
+        trace = self._by_id[request_id]
+        trace.first = trace.first if trace.token_ids else now
+        trace.last = now
+        trace.num_steps += 1
+        trace.token_ids.extend(token_ids)
+        self._num_tokens += len(token_ids)
+
+
 def drive(engine: Engine, job: Job, clock: Callable[[], float] = time.perf_counter) -> CellResult:
-    """Run a job to its end. The next prompt enters in the step after one finishes, in the order given."""
-    traces = [Trace() for _ in job.prompts]
-    by_id: dict[str, Trace] = {}
-    before = Counters(**vars(engine.counters))
-    submitted = num_steps = 0
-    engine_seconds = 0.0
-    start = clock()
-    while by_id or submitted < len(traces):
-        while len(by_id) < job.concurrency and submitted < len(traces):
-            request_id = f"{job.label}-{submitted}"
-            engine.add(request_id, job.prompts[submitted], job.lengths[submitted], job.natural)
-            by_id[request_id] = traces[submitted]
-            submitted += 1
-        began = clock()
-        news = engine.step()
-        now = clock()
-        num_steps += 1
-        engine_seconds += now - began
-        for request_id, token_ids, is_finished in news:
-            trace = by_id[request_id]
-            if token_ids:
-                trace.first = trace.first if trace.token_ids else now
-                trace.last = now
-                trace.num_steps += 1
-                trace.token_ids.extend(token_ids)
-            if is_finished:
-                del by_id[request_id]
-    after = vars(engine.counters)
-    counters = Counters(**{name: after[name] - value for name, value in vars(before).items()})
-    return CellResult(traces, counters, num_steps, clock() - start, engine_seconds)
+    """Run a job to its end."""
+    run = Run(engine, job, clock)
+    run.advance()
+    return run.result()

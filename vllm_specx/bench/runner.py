@@ -77,7 +77,7 @@ class _Run:
         self.settings, self.choice, self.workloads = settings, choice, workloads
         self.workers, self.logs, self._tell, self.save = workers, logs, tell, save
         self.done = 0
-        cells = len(choice.methods) * len(workloads) * len(settings.concurrency) * settings.repeats
+        cells = len(workloads) * len(settings.concurrency) * settings.repeats * (1 + settings.warm)
         self.total = len(choice.methods) + (0 if settings.natural else len(workloads)) + cells
 
     def go(self, origin: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,12 +130,12 @@ class _Run:
         order = rotation(self.choice.methods, turn)
         results: dict[tuple[str, str], CellResult] = {}
         for method in order:
-            self.tell(f"{workload.name} at {concurrency}, {method}, repeat {repeat + 1}")
             self.workers[method].reset()
-            for phase in phases:
-                label = f"{workload.name}-{concurrency}-{repeat}-{phase}"
-                job = Job(label, workload.token_ids, lengths, concurrency, self.settings.natural)
-                results[method, phase] = self.workers[method].run(job)
+        for phase in phases:
+            self.tell(f"{workload.name} at {concurrency}, {phase}, repeat {repeat + 1}")
+            label = f"{workload.name}-{concurrency}-{repeat}-{phase}"
+            job = Job(label, workload.token_ids, lengths, concurrency, self.settings.natural)
+            results |= {(method, phase): result for method, result in self._take_turns(job, order).items()}
         return [
             {
                 "workload": workload.name,
@@ -153,6 +153,18 @@ class _Run:
             for phase in phases
         ]
 
+    def _take_turns(self, job: Job, order: Sequence[str]) -> dict[str, CellResult]:
+        """Run a job on all methods, a share of its tokens at a time: a machine's moods fall on all of them alike."""
+        for method in order:
+            self.workers[method].start(job)
+        share = -(-sum(job.lengths) // self.settings.turns)
+        waiting, turn = list(order), 0
+        while waiting:
+            turn += 1
+            num_tokens = turn * share if turn < self.settings.turns else None
+            waiting = [method for method in waiting if not self.workers[method].advance(num_tokens)]
+        return {method: self.workers[method].result() for method in order}
+
     def _lengths(self, workload: Workload) -> list[int]:
         # Plain decoding decides: a method that ran on past its own end would be timed on loops.
         if self.settings.natural:
@@ -160,7 +172,10 @@ class _Run:
         self.tell(f"finding lengths of {workload.name}")
         concurrency = max(_LENGTH_PASS_CONCURRENCY, *self.settings.concurrency)
         job = Job(f"{workload.name}-lengths", workload.token_ids, workload.caps, concurrency, natural=True)
-        return [len(trace.token_ids) for trace in self.workers[BASELINE].run(job).traces]
+        worker = self.workers[BASELINE]
+        worker.start(job)
+        worker.advance()
+        return [len(trace.token_ids) for trace in worker.result().traces]
 
     def _spec(self, method: str) -> EngineSpec:
         settings = self.settings

@@ -30,6 +30,7 @@ class BenchSettings:
     )
     concurrency: tuple[int, ...] = knob((1,), "Comma-separated numbers of requests kept in flight.", 1)
     repeats: int = knob(3, "How often each cell is measured; two or more give an interval.", 1)
+    turns: int = knob(16, "Turns in which the methods share a cell; 1: one after the other.", 1)
     limit: int | None = knob(None, "Use only the first rows of each prompt file.", 1)
     dtype: str = knob("auto", f"Model dtype: {', '.join(DTYPES)}.")
     max_model_len: int | None = knob(

@@ -37,9 +37,18 @@ class Worker:
         self._send("build")
         self.facts = self._answer("ready")
 
-    def run(self, job: Job) -> CellResult:
-        """Run one job and wait for its result."""
-        return self._ask("run", job)
+    def start(self, job: Job) -> None:
+        """Begin a job; nothing is computed yet."""
+        self._ask("start", job)
+
+    def advance(self, num_tokens: int | None = None) -> bool:
+        """Go on until the job has so many output tokens, or to its end; returns whether that was its end."""
+        return bool(self._ask("advance", num_tokens))
+
+    def result(self) -> CellResult:
+        """What the job gave."""
+        result: CellResult = self._ask("result")
+        return result
 
     def reset(self) -> None:
         """Clear prefix cache and draft memory."""

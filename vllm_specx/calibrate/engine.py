@@ -39,7 +39,7 @@ class CalibrationEngine(BenchEngine):
         self._num_wanted = 0
         self._live: set[str] = set()
 
-    def start(self, num_requests: int) -> None:
+    def keep(self, num_requests: int) -> None:
         self._num_wanted = num_requests
         self.offer(0)
         self._fill()
@@ -55,12 +55,12 @@ class CalibrationEngine(BenchEngine):
     def offer(self, num_drafts: int) -> None:
         self._proposer.num_drafts = num_drafts
 
-    def advance(self) -> list[Step]:
+    def measure_step(self) -> list[Step]:
         self._fill()
         self._live -= {request_id for request_id, _, is_finished in self.step() if is_finished}
         return self._proposer.take_steps()
 
-    def stop(self) -> None:
+    def end_all(self) -> None:
         self._engine.abort_request(list(self._live))
         self._live.clear()
 

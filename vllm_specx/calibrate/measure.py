@@ -23,7 +23,7 @@ class TooFewSteps(RuntimeError):
 class Engine(Protocol):
     """The part of an engine that is needed; a fake of it serves the unit tests."""
 
-    def start(self, num_requests: int) -> None:
+    def keep(self, num_requests: int) -> None:
         """Keep so many requests in flight from now on, and return when all of them decode."""
         ...
 
@@ -31,11 +31,11 @@ class Engine(Protocol):
         """Offer each request so many draft tokens from the next step on."""
         ...
 
-    def advance(self) -> Sequence[Step]:
+    def measure_step(self) -> Sequence[Step]:
         """Run one step of the engine; return what was measured."""
         ...
 
-    def stop(self) -> None:
+    def end_all(self) -> None:
         """End all requests."""
         ...
 
@@ -67,7 +67,7 @@ def measure(engine: Engine, settings: CalibrateSettings, tell: Tell) -> Measured
     total, done = len(times) * settings.repeats, 0
     for b in settings.batch:
         tell(f"{b} requests, prompts", done, total)
-        engine.start(b)
+        engine.keep(b)
         for repeat in range(settings.repeats):
             # Contexts grow while they are measured: no length has the same place each time.
             shift = repeat * len(settings.drafts) // settings.repeats
@@ -75,7 +75,7 @@ def measure(engine: Engine, settings: CalibrateSettings, tell: Tell) -> Measured
                 tell(f"{b} requests, {n} draft tokens each, repeat {repeat + 1}", done, total)
                 times[b, n] += _visit(engine, b, n, settings.steps)
                 done += 1
-        engine.stop()
+        engine.end_all()
     shape = len(settings.batch), len(settings.drafts), -1
     all_times = np.array(list(times.values())).reshape(shape)
     low, median, high = np.percentile(all_times, [25, 50, 75], axis=-1)
@@ -90,7 +90,7 @@ def _visit(engine: Engine, num_requests: int, num_drafts: int, num_steps: int) -
     for _ in range(wanted * _PATIENCE):
         found += [
             step.seconds
-            for step in engine.advance()
+            for step in engine.measure_step()
             if step.seconds is not None
             and step.seconds > 0
             and step.num_prefill_tokens == 0

@@ -22,6 +22,7 @@ def bench(
         map(str, default("concurrency"))
     ),
     repeats: Annotated[int, typer.Option(help=help_text("repeats"))] = default("repeats"),
+    turns: Annotated[int, typer.Option(help=help_text("turns"))] = default("turns"),
     limit: Annotated[int | None, typer.Option(help=help_text("limit"))] = default("limit"),
     dtype: Annotated[str, typer.Option(help=help_text("dtype"))] = default("dtype"),
     max_model_len: Annotated[int | None, typer.Option(help=help_text("max_model_len"))] = default(
@@ -44,7 +45,7 @@ def bench(
     warm: Annotated[bool, typer.Option("--warm", help=help_text("warm"))] = False,
     natural: Annotated[bool, typer.Option("--natural", help=help_text("natural"))] = False,
 ) -> None:
-    """Measure vLLM configurations side by side: same prompts, methods interleaved within each repeat."""
+    """Measure vLLM configurations side by side: same prompts, methods interleaved within each cell."""
     from vllm_specx.bench.meter import meter
     from vllm_specx.bench.prompts import workloads
     from vllm_specx.bench.provenance import provenance
@@ -59,6 +60,7 @@ def bench(
             methods=tuple(words(methods)),
             concurrency=whole_numbers(concurrency, "--concurrency"),
             repeats=repeats,
+            turns=turns,
             limit=limit,
             dtype=dtype,
             max_model_len=max_model_len,
