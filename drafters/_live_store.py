@@ -6,7 +6,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters import _suffix_tree_kernels as kernels
+from drafters import _index_kernels as kernels
 from drafters._ring import new_store
 
 MIN_REGION: Final = 256  # tokens

@@ -5,9 +5,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from drafters import _suffix_tree_kernels as kernels
+from drafters import _index_kernels as kernels
+from drafters._index_kernels import NUM_ORDERS, SEPARATOR
 from drafters._namespaces import Namespace
-from drafters._suffix_tree_kernels import NUM_ORDERS, SEPARATOR
 
 BYTES_PER_TOKEN: Final = 8 + 4 * 2 * NUM_ORDERS + 4  # text, chains, credit
 _REBASE_AT = 1 << 30  # positions are kept in int32

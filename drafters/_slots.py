@@ -30,14 +30,13 @@ class Slots:
         self.anchor = np.zeros(0, dtype=np.int64)  # where in its own text the last draft would go on, or -1
         self.tag = np.zeros(0, dtype=np.int64)  # of its namespace; -1: it reads no shared text
         self.seed = np.zeros(0, dtype=np.int64)
+        self.generation = np.zeros(0, dtype=np.int32)  # of its users
         self.length = np.zeros(0, dtype=np.int64)  # of its last draft, 0 once that was judged
         self.token_ids = np.zeros((0, max_n), dtype=np.int32)
         self.reach = np.zeros((0, max_n))
         self.features = np.zeros((0, max_n, kernels.NUM_GROUPS), dtype=np.int16)
         self.leader = np.zeros(0, dtype=np.int64)  # where in its own text the last draft was led from, or -1
-        self.source = np.zeros(
-            0, dtype=np.int64
-        )  # where in the shared text the last draft was led from, or -1
+        self.source = np.zeros(0, dtype=np.int64)  # the same in the shared text
         self.free: list[int] = []
 
     def __len__(self) -> int:
@@ -87,4 +86,5 @@ class Slots:
         self.source[slot] = -1
         self.capacity[slot] = self.end[slot] = self.length[slot] = 0
         self.token_ids[slot] = 0
+        self.generation[slot] += 1  # wraps after 2**32 of them
         self.free.append(slot)

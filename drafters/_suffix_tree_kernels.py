@@ -1,37 +1,21 @@
-"""Numba kernels of the suffix-tree drafter: index a token stream, find where its suffix occurred, vote.
+"""Numba kernels of the suffix-tree drafter: vote on what follows, and learn how far votes can be trusted.
 
-A *store* is a token text with an index over its suffixes, kept as hash chains: for every order k in ORDERS,
-`prev[o, i]` is the distance from position i back to the latest earlier position whose last k tokens fall
-into the same bucket, and `head[o, b]` is 1 + the latest position of bucket b (0: none). Walking a chain and
-comparing backwards visits the suffix tree's subtree below the context, newest leaf first, in O(1) memory and
-time per appended token and without a root to walk down from. A text is a ring of 2**m tokens: absolute
-position p lives at index p & (2**m - 1), and positions below `tail` are gone. Documents are separated by
-SEPARATOR, which no context contains, so no match crosses a boundary; what was forgotten is overwritten with it.
-
-There are two kinds. A request's own text is int32 token ids. The shared text is int64: each token carries the tag
-of its document's namespace (`tag + token id`), and a request adds its own tag to what it compares, so that it
-matches documents of its namespace only. The hash of a shared context starts from the namespace's seed.
-
-All kernels take flat arrays and scalars and write into caller-owned buffers. Every value is int64 unless said.
+Where the suffix of a request's text occurred is found by `_index_kernels`. All kernels take flat arrays and scalars and
+write into caller-owned buffers. Every value is int64 unless said.
 """
 
 import numpy as np
 from numba import njit
 
-ORDERS = np.array([8, 4, 2, 1], dtype=np.int64)  # context lengths with a chain of their own, longest first
-NUM_ORDERS = len(ORDERS)
-SEPARATOR = -1
-MAX_MATCH = 32  # a match is measured up to this length; longer ones vote and calibrate alike
-MAX_STEPS = 48  # links followed per chain
-MAX_PER_ORDER = 8  # occurrences taken per chain
-MAX_OCCURRENCES = 24  # occurrences taken per store; the longest contexts are asked first
-LENGTH_WEIGHT = 2.2 ** np.minimum(np.arange(MAX_MATCH + 1), 16)  # a longer context is trusted more
-RECENCY = 0.9  # each older occurrence of a context weighs this much less
-HASH_MULTIPLIER = 0x9E3779B97F4A7C1  # odd, below 2**63
-HASH_SHIFT = 29
-
-NEAR = 16  # tokens: an occurrence this close to where the last draft was read from continues it
-NEAR_BONUS = 4.0  # and its vote counts for more
+from drafters._index_kernels import (
+    MAX_OCCURRENCES,
+    SEPARATOR,
+    _append,
+    _link,
+    _live_occurrences,
+    _mix,
+    _occurrences,
+)
 
 MOST_CREDIT = 1 << 30  # of one position; int32 holds it
 
@@ -64,110 +48,6 @@ NUM_FEATURES = int(sum(GROUP_SIZES))
 LEARNING_RATE = 1.0  # of a Newton step for each feature by itself
 FIRST_EVIDENCE = 8.0  # Fisher information that the prior is worth
 MOST_EVIDENCE = 500.0  # and at which old outcomes begin to fade
-
-
-@njit(cache=True)
-def _mix(h, mask):
-    h = h * HASH_MULTIPLIER
-    return (h ^ (h >> HASH_SHIFT)) & mask
-
-
-@njit(cache=True)
-def _append(text, prev, head, pos, start, token_ids, tag, seed):
-    """Append token_ids (int32) at absolute position pos of a document that began at `start`; return the new end.
-
-    tag, seed: of the document's namespace; 0 for a request's own text.
-    """
-    mask = text.shape[0] - 1
-    bucket_mask = head.shape[1] - 1
-    longest = ORDERS[0]
-    for t in range(token_ids.shape[0]):
-        i = pos & mask
-        text[i] = np.int64(token_ids[t]) + tag
-        h = np.int64(seed)
-        o = NUM_ORDERS - 1
-        depth = min(longest, pos - start + 1)
-        for d in range(depth):
-            h = h * HASH_MULTIPLIER + text[(pos - d) & mask] + 1
-            if d + 1 == ORDERS[o]:
-                b = _mix(h, bucket_mask)
-                q = head[o, b]
-                prev[o, i] = pos + 1 - q if q > 0 else 0
-                head[o, b] = pos + 1
-                o -= 1
-        while o >= 0:
-            prev[o, i] = 0
-            o -= 1
-        pos += 1
-    return pos
-
-
-@njit(cache=True)
-def _match_length(text, q, tail, context, c_mask, c_end, tag):
-    """Length of the common suffix of text[..q] and tag + context[..c_end], at most MAX_MATCH."""
-    mask = text.shape[0] - 1
-    limit = min(MAX_MATCH, min(q - tail, c_end) + 1)
-    n = 0
-    while n < limit and text[(q - n) & mask] == tag + context[(c_end - n) & c_mask]:
-        n += 1
-    return n
-
-
-@njit(cache=True)
-def _occurrences(text, prev, head, tail, context, end, own, tag, seed, anchor, out_pos, out_len, out_weight):
-    """Find where the suffix of a request's text (context[..end-1]) occurred in a store; return how many.
-
-    `own`: the store is the request's own text, so chains start at its last position instead of a bucket.
-    tag, seed: of the request's namespace where the store is shared; 0 for its own.
-    `anchor`: occurrences within NEAR of it weigh NEAR_BONUS more; -1 for none.
-    out_pos receives the position after each occurrence, out_len its match length, out_weight (float64) its
-    vote; the longest contexts come first, the newest first within an order.
-    """
-    mask = text.shape[0] - 1
-    c_mask = context.shape[0] - 1
-    bucket_mask = head.shape[1] - 1
-    last = end - 1
-    count = 0
-    hashes = np.zeros(NUM_ORDERS, dtype=np.int64)
-    if not own:
-        h = np.int64(seed)
-        o = NUM_ORDERS - 1
-        for d in range(min(ORDERS[0], end)):
-            h = h * HASH_MULTIPLIER + (tag + context[(last - d) & c_mask]) + 1
-            if d + 1 == ORDERS[o]:
-                hashes[o] = _mix(h, bucket_mask)
-                o -= 1
-    above = np.int64(1 << 40)
-    for o in range(NUM_ORDERS):
-        k = ORDERS[o]
-        if end < k or count >= MAX_OCCURRENCES:
-            continue
-        if own:
-            step = prev[o, last & mask]
-            q = last - step if step > 0 else np.int64(-1)
-        else:
-            q = head[o, hashes[o]] - 1
-        steps = 0
-        found = 0
-        recency = 1.0
-        while q >= tail and steps < MAX_STEPS and found < MAX_PER_ORDER and count < MAX_OCCURRENCES:
-            steps += 1
-            n = _match_length(text, q, tail, context, c_mask, last, tag)
-            if k <= n < above:  # longer ones were met on a longer order's chain
-                out_pos[count] = q + 1
-                out_len[count] = n
-                out_weight[count] = LENGTH_WEIGHT[n] * recency
-                if anchor >= 0 and abs(q + 1 - anchor) <= NEAR:
-                    out_weight[count] *= NEAR_BONUS
-                recency *= RECENCY
-                count += 1
-                found += 1
-            step = prev[o, q & mask]
-            if step <= 0:
-                break
-            q -= step
-        above = k
-    return count
 
 
 @njit(cache=True)
@@ -228,14 +108,17 @@ def _draft(
     own,
     end,
     prompt_end,
+    live,
     shared,
     shared_end,
     tag,
     seed,
     pos,
+    stops,
     lengths,
     weights,
     num_own,
+    num_live,
     count,
     luck,
     model,
@@ -246,10 +129,11 @@ def _draft(
     """Draft along the occurrences by vote; return (number of tokens, leader, source).
 
     Voters 0..num_own-1 read the request's own text (and, past its end, the draft itself, so that a period
-    goes on), the others the shared text up to a SEPARATOR. Who disagrees with the winner drops out, and so does,
-    after a last vote against all, whose text ends. Of the
-    longest match that votes for the first token the position where it goes on is returned: as leader if it is
-    the request's own text, as source if it is shared; the other one, or both where nobody votes, is -1.
+    goes on), the next ones up to num_live-1 what other live requests said (`live`, each up to its stop), the others
+    the shared text up to a SEPARATOR. Who disagrees with the winner drops out, and so does who has nothing more to
+    read, on shared text after a last vote against all. Of the longest match that votes for the first token the
+    position where it goes on is returned: as leader if it is the request's own text, as source if it is shared; the
+    other one, or both where nobody votes or a live request leads, is -1.
     out: (token_ids int32 (>= max_n,), reach float64 (>= max_n,), features int16 (>= max_n, NUM_GROUPS)).
     """
     token_ids, reach, features = out
@@ -270,6 +154,11 @@ def _draft(
             p = pos[j] + n
             if j < num_own:
                 tokens[j] = own[p & own_mask] if p < end else token_ids[p - end]
+            elif j < num_live:
+                if p < stops[j]:
+                    tokens[j] = live[p]
+                else:
+                    alive[j] = False
             else:
                 tokens[j] = shared[p & shared_mask] if p < shared_end else SEPARATOR
                 if tokens[j] == SEPARATOR:
@@ -298,7 +187,7 @@ def _draft(
         if n == 0:
             if first < num_own:
                 leader = pos[first]
-            else:
+            elif first >= num_live:
                 source = pos[first]
         f = features[n]
         unanimous = 1 if share >= SHARE_EDGES[-1] else 0
@@ -340,6 +229,8 @@ def _propose_batch(
     luck,
     anchor,
     namespace,
+    generation,
+    entries,
     shared,
     shared_tail,
     shared_end,
@@ -350,18 +241,19 @@ def _propose_batch(
     """Draft for every slot in `rows` into drafts[slot]; max_n has one entry per row.
 
     live, shared: (text, prev, head); region: (offset, capacity) per slot; prompt_end: length of its
-    prompt; namespace: (tag, seed) per slot, a tag of
-    -1 for a request that reads no shared text; drafts: (length, token_ids, reach, features, leader, source), indexed
-    by slot; model: (weights, information) by feature.
+    prompt; namespace: (tag, seed) per slot, a tag of -1 for a request that reads no shared text; entries: see
+    `_link`; drafts: (length, token_ids, reach, features, leader, source), indexed by slot; model: (weights,
+    information) by feature.
     """
     text, prev, head = live
     offset, capacity = region
     tag, seed = namespace
     s_text, s_prev, s_head = shared
     length, token_ids, reach, features, leader, source = drafts
-    pos = np.empty(2 * MAX_OCCURRENCES, dtype=np.int64)
-    match = np.empty(2 * MAX_OCCURRENCES, dtype=np.int64)
-    weight = np.empty(2 * MAX_OCCURRENCES, dtype=np.float64)
+    pos = np.empty(3 * MAX_OCCURRENCES, dtype=np.int64)
+    stops = np.empty(3 * MAX_OCCURRENCES, dtype=np.int64)
+    match = np.empty(3 * MAX_OCCURRENCES, dtype=np.int64)
+    weight = np.empty(3 * MAX_OCCURRENCES, dtype=np.float64)
     for r in range(rows.shape[0]):
         s = rows[r]
         lo, hi = offset[s], offset[s] + capacity[s]
@@ -369,8 +261,24 @@ def _propose_batch(
         n_own = _occurrences(
             own, prev[:, lo:hi], head[:, lo:hi], 0, own, end[s], True, 0, 0, anchor[s], pos, match, weight
         )
-        n = n_own
+        n = n_live = n_own
         if tag[s] >= 0:
+            n_live += _live_occurrences(
+                entries,
+                generation,
+                text,
+                offset,
+                end,
+                prompt_end,
+                tag,
+                seed[s],
+                s,
+                pos[n_own:],
+                stops[n_own:],
+                match[n_own:],
+                weight[n_own:],
+            )
+            n = n_live
             n += _occurrences(
                 s_text,
                 s_prev,
@@ -382,22 +290,25 @@ def _propose_batch(
                 tag[s],
                 seed[s],
                 -1,
-                pos[n_own:],
-                match[n_own:],
-                weight[n_own:],
+                pos[n_live:],
+                match[n_live:],
+                weight[n_live:],
             )
         length[s], leader[s], source[s] = _draft(
             own,
             end[s],
             prompt_end[s],
+            text,
             s_text,
             shared_end,
             tag[s],
             seed[s],
             pos,
+            stops,
             match,
             weight,
             n_own,
+            n_live,
             n,
             luck[s],
             model,
@@ -432,15 +343,32 @@ def _judge(draft_ids, features, length, token_ids, model):
 
 @njit(cache=True)
 def _observe_batch(
-    slots, counts, token_ids, live, region, end, luck, anchor, drafts, credit, model, luck_rate
+    slots,
+    counts,
+    token_ids,
+    live,
+    region,
+    end,
+    prompt_end,
+    luck,
+    anchor,
+    namespace,
+    generation,
+    entries,
+    drafts,
+    credit,
+    model,
+    luck_rate,
 ):
     """Judge each slot's last draft by its new tokens (counts[i] of token_ids each), then append them.
 
+    entries: where what a slot with a namespace answers can be found by others, see `_link`.
     anchor: where in its own text each slot's last draft would go on, -1 for nowhere.
     credit: int32, by index of the shared text: tokens accepted of drafts that were led from there.
     """
     text, prev, head = live
     offset, capacity = region
+    tag, seed = namespace
     length, draft_ids, _, features, leader, source = drafts
     at = 0
     for i in range(slots.shape[0]):
@@ -459,4 +387,7 @@ def _observe_batch(
             anchor[s] += counts[i]
         length[s] = 0
         lo, hi = offset[s], offset[s] + capacity[s]
+        begin = max(end[s], prompt_end[s] - 1)
         end[s] = _append(text[lo:hi], prev[:, lo:hi], head[:, lo:hi], end[s], 0, new, 0, 0)
+        if tag[s] >= 0:
+            _link(entries, s, generation[s], text, lo, max(begin, 0), end[s], tag[s], seed[s])

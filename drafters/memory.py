@@ -25,9 +25,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from drafters._index_kernels import SEPARATOR
 from drafters._namespaces import COMMON, Namespace, Namespaces
 from drafters._ring import BYTES_PER_TOKEN, Ring
-from drafters._suffix_tree_kernels import SEPARATOR
 from drafters.memory_file import MAX_CREDIT, Snapshot
 
 MIN_TOKENS: Final = 256

@@ -16,6 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from drafters import _suffix_tree_kernels as kernels
 from drafters import memory_file
+from drafters._index_kernels import PROMPT_TAIL
+from drafters._live_index import NUM_ENTRIES, LiveIndex
 from drafters._live_store import MIN_REGION, LiveStore
 from drafters._namespaces import COMMON, Namespace, check_name
 from drafters._slots import Slots
@@ -28,7 +30,6 @@ from drafters.memory_file import Snapshot
 _LUCK_RATE: Final = 0.15
 _LUCK_START: Final = 0.5
 _USUAL_RATE: Final = 0.1
-PROMPT_TAIL: Final = 16  # prompt tokens kept before a shared output, as the context of its beginning
 
 
 @dataclass(slots=True)
@@ -39,7 +40,7 @@ class _Request:
 
 
 class SuffixTreeDrafter:
-    """Draft from a request's own text and from the answers of finished requests of its namespace.
+    """Draft from a request's own text and from the answers of its namespace, finished ones and those under way.
 
     Namespaces keep texts apart. What is learned from outcomes, the weights of reach and the luck that a new request is
     taken to have, is one for all: it holds statistics of acceptance and no text. Those of single tokens are hashed by
@@ -57,7 +58,8 @@ class SuffixTreeDrafter:
         ValueError: an argument out of range.
 
     Not thread-safe. Memory: `memory_bytes` and the records of up to one document per 16 tokens of it (about 400 bytes
-    each), plus 36 bytes for each token of room in live requests, 9 MiB of which are there from the start.
+    each), plus 36 bytes for each token of room in live requests, 9 MiB of which are there from the start, and 4 MiB to
+    find what they say.
 
     """
 
@@ -83,6 +85,7 @@ class SuffixTreeDrafter:
         self._requests: dict[RequestId, _Request] = {}
         self._slots = Slots(max_n)
         self._live = LiveStore()
+        self._index = LiveIndex(NUM_ENTRIES if memory_bytes else 0)
         self._pending: list[tuple[int, NDArray[np.int32]]] = []
         self._usual_luck = _LUCK_START  # of the requests that ended lately: what a new one is taken to have
         self._warm_up()
@@ -196,8 +199,8 @@ class SuffixTreeDrafter:
     def purge(self, namespace: str) -> int:
         """Overwrite all that the shared memory holds of a namespace; return how many documents.
 
-        Live requests go on. What they have said and will say is their own until they end, and is shared then: to
-        forget that too, purge again.
+        Live requests go on. What they have said is their own until they end, and is shared then: to forget that too,
+        purge again.
 
         Raises:
             TypeError: the namespace is not a str.
@@ -205,12 +208,16 @@ class SuffixTreeDrafter:
         """
         name = check_name(namespace)
         self._flush()
+        space = self.memory.namespaces.get(name)
+        if space is not None:
+            self._index.forget(self._slots.tag == space.tag)
         return self.memory.purge(name, sources=self._slots.source)
 
     def clear(self) -> None:
         """Forget the shared memory and the calibration; live requests go on."""
         self._flush()  # or outcomes from before would be counted after
         self.memory.clear(sources=self._slots.source)
+        self._index.forget()
         self.calibration.clear()
         self._usual_luck = _LUCK_START
 
@@ -259,7 +266,7 @@ class SuffixTreeDrafter:
     @property
     def num_bytes(self) -> int:
         """Bytes reserved by the shared memory and the live requests together."""
-        return self.memory.num_bytes + self._live.num_bytes
+        return self.memory.num_bytes + self._live.num_bytes + self._index.num_bytes
 
     def _request(self, request_id: RequestId) -> _Request:
         try:
@@ -279,6 +286,8 @@ class SuffixTreeDrafter:
             slots.luck,
             slots.anchor,
             slots.namespace,
+            slots.generation,
+            self._index.entries,
             ring.store,
             ring.tail,
             ring.end,
@@ -306,8 +315,12 @@ class SuffixTreeDrafter:
             self._live.arrays,
             slots.region,
             slots.end,
+            slots.prompt_end,
             slots.luck,
             slots.anchor,
+            slots.namespace,
+            slots.generation,
+            self._index.entries,
             slots.drafts,
             self.memory.ring.credit,
             self.calibration.model,
@@ -337,5 +350,6 @@ class SuffixTreeDrafter:
             self.observe(request, [3, 1] * MIN_REGION)  # grows: that has a kernel signature of its own
             self.stop(request)
         self.memory = memory
+        self._index.forget()
         self.calibration.clear()
         self._usual_luck = _LUCK_START

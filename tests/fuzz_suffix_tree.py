@@ -19,7 +19,8 @@ import numpy as np
 from naive import NaiveDrafter, Request
 
 import drafters.memory
-from drafters import SuffixTreeDrafter, _live_store, _ring, memory_file
+from drafters import SuffixTreeDrafter, _live_store, _ring, memory_file, suffix_tree
+from drafters import _index_kernels as index
 from drafters import _suffix_tree_kernels as kernels
 from drafters.memory import BYTES_PER_TOKEN, MIN_TOKENS
 
@@ -40,12 +41,12 @@ def buckets(tokens: np.ndarray, k: int, mask: int, seed: int = 0) -> np.ndarray:
     """Bucket of the k-token context that ends at each position; -1 where it is shorter."""
     text = tokens.astype(np.int64)
     h = np.full(len(text), seed, dtype=np.int64)
-    multiplier = np.int64(kernels.HASH_MULTIPLIER)
+    multiplier = np.int64(index.HASH_MULTIPLIER)
     for d in range(k):
         shifted = np.concatenate([np.zeros(min(d, len(text)), np.int64), text[: max(0, len(text) - d)]])
         h = h * multiplier + shifted + 1
     h = h * multiplier
-    b = (h ^ (h >> kernels.HASH_SHIFT)) & mask
+    b = (h ^ (h >> index.HASH_SHIFT)) & mask
     b[: k - 1] = -1
     return b
 
@@ -85,7 +86,7 @@ def check_integrity(drafter: SuffixTreeDrafter) -> None:
         claimed.append((lo, size))
         assert 0 <= end <= size
         assert size & (size - 1) == 0
-        for o, k in enumerate(kernels.ORDERS):
+        for o, k in enumerate(index.ORDERS):
             b = buckets(text[lo : lo + end], k, size - 1)
             before = latest_earlier(b)
             distance = np.where(before >= 0, np.arange(end) - before, 0)
@@ -133,7 +134,7 @@ def check_memory(memory: drafters.memory.SharedMemory, sources: Any = ()) -> Non
         assert document.start == position
         span = np.arange(position - tail, document.end - tail)
         position = document.end + 1
-        assert text[document.end & mask] == kernels.SEPARATOR
+        assert text[document.end & mask] == index.SEPARATOR
         is_alive[span] = document.is_alive
         if document.is_alive:
             tags = text[at[span]] & ~0xFFFFFFFF
@@ -147,12 +148,12 @@ def check_memory(memory: drafters.memory.SharedMemory, sources: Any = ()) -> Non
     lives = np.zeros(capacity, dtype=bool)
     lives[at[is_alive]] = True
     assert (text[~lives] <= 0).all()  # a separator, or never written
-    assert (text[at[~is_alive]] == kernels.SEPARATOR).all()
+    assert (text[at[~is_alive]] == index.SEPARATOR).all()
     assert not ring.credit[~lives].any()
     assert (ring.credit >= 0).all()
     for source in np.asarray(sources, dtype=np.int64).tolist():
         assert source == -1 or (tail <= source < end and is_alive[source - tail])
-    for o, k in enumerate(kernels.ORDERS):
+    for o, k in enumerate(index.ORDERS):
         b = np.full(end - tail, -1)
         for document in memory._documents:
             if document.is_alive:
@@ -212,10 +213,11 @@ class Fuzzer:
         } | options
         self.time = 0.0
         seeds = [rng.getrandbits(63) for _ in range(100)]
-        self.fast, self.slow = (
-            kind(**options, clock=lambda: self.time, new_seed=itertools.cycle(seeds).__next__)
-            for kind in (SuffixTreeDrafter, NaiveDrafter)
-        )
+        with mock.patch.object(suffix_tree, "NUM_ENTRIES", rng.choice([64, 256, 1 << 16])):
+            self.fast, self.slow = (
+                kind(**options, clock=lambda: self.time, new_seed=itertools.cycle(seeds).__next__)
+                for kind in (SuffixTreeDrafter, NaiveDrafter)
+            )
         self.saved: list[tuple[Path, Any]] = []  # file, and what the oracle made of it
         self.folder = folder
         self.texts: list[list[int]] = [[rng.choice(self.alphabet) for _ in range(30)]]  # to copy from
@@ -450,6 +452,7 @@ def fuzz(ops: int, seed: int, ops_per_life: int = 400, check_every: int = 1, **o
         counts.update(fuzzer.slow.memory.events)
         counts["doc refused"] += fuzzer.slow.memory.num_refused
         counts["near votes"] += fuzzer.slow.near_votes
+        counts["live votes"] += fuzzer.slow.live_votes
     return counts
 
 

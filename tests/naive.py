@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 
+from drafters import _index_kernels as index
 from drafters import _live_store, _prior, memory, suffix_tree
 from drafters import _suffix_tree_kernels as kernels
 
-ORDERS = kernels.ORDERS.tolist()
-LENGTH_WEIGHT = kernels.LENGTH_WEIGHT.tolist()
+ORDERS = index.ORDERS.tolist()
+LENGTH_WEIGHT = index.LENGTH_WEIGHT.tolist()
 
 Features = list[int]  # of each group the index of the one that a draft token has
 
@@ -29,9 +30,9 @@ def suffix_hash(tokens: tuple[int, ...], tag: int, seed: int) -> int:
     """Hash of a context before it is masked to a bucket."""
     h = seed
     for token in reversed(tokens):
-        h = signed(h * kernels.HASH_MULTIPLIER + tag + token + 1)
-    h = signed(h * kernels.HASH_MULTIPLIER)
-    return h ^ (h >> kernels.HASH_SHIFT)
+        h = signed(h * index.HASH_MULTIPLIER + tag + token + 1)
+    h = signed(h * index.HASH_MULTIPLIER)
+    return h ^ (h >> index.HASH_SHIFT)
 
 
 @dataclass(eq=False)
@@ -98,7 +99,8 @@ class Voter:
     length: int
     weight: float
     own: bool
-    near: bool
+    near: bool = False
+    live: bool = False  # reads what another live request said
 
 
 def bucket_of(edges: Iterable[float], value: float) -> int:
@@ -128,8 +130,8 @@ def token_bucket(token: int, key: tuple[int, int] | None) -> int:
     """Feature of a token id under a namespace's tag and seed."""
     if key is None:
         return 0
-    h = signed(signed(key[1] + token) * kernels.HASH_MULTIPLIER)
-    return 1 + ((h ^ (h >> kernels.HASH_SHIFT)) & (kernels.NUM_TOKEN_BUCKETS - 1))
+    h = signed(signed(key[1] + token) * index.HASH_MULTIPLIER)
+    return 1 + ((h ^ (h >> index.HASH_SHIFT)) & (kernels.NUM_TOKEN_BUCKETS - 1))
 
 
 def features_of(
@@ -167,7 +169,7 @@ def features_of(
 
 def match_length(tokens: list[int], at: int, context: list[int]) -> int:
     n = 0
-    while n < min(kernels.MAX_MATCH, at + 1, len(context)) and tokens[at - n] == context[-1 - n]:
+    while n < min(index.MAX_MATCH, at + 1, len(context)) and tokens[at - n] == context[-1 - n]:
         n += 1
     return n
 
@@ -197,18 +199,80 @@ def find_voters(
             for i in text.in_bucket(k, bucket, mask, len(text.tokens) - own)
         )
         recency, found = 1.0, 0
-        for text, i in islice(walk, kernels.MAX_STEPS):
-            if found == kernels.MAX_PER_ORDER or len(voters) == kernels.MAX_OCCURRENCES:
+        for text, i in islice(walk, index.MAX_STEPS):
+            if found == index.MAX_PER_ORDER or len(voters) == index.MAX_OCCURRENCES:
                 break
             n = match_length(text.tokens, i, context.tokens) if text.tag == key[0] else 0
             if k <= n < above:
-                near = anchor is not None and abs(i + 1 - anchor) <= kernels.NEAR
-                weight = LENGTH_WEIGHT[n] * recency * (kernels.NEAR_BONUS if near else 1.0)
+                near = anchor is not None and abs(i + 1 - anchor) <= index.NEAR
+                weight = LENGTH_WEIGHT[n] * recency * (index.NEAR_BONUS if near else 1.0)
                 voters.append(Voter(text, i + 1, n, weight, own, near))
-                recency *= kernels.RECENCY
+                recency *= index.RECENCY
                 found += 1
         above = k
     return voters
+
+
+@dataclass(eq=False)
+class Entry:
+    """A token of an answer, after which others may look for what comes next."""
+
+    request: Request
+    position: int
+
+
+class Entries:
+    """The latest tokens of answers, and what of them a live request finds again in those of others."""
+
+    def __init__(self, room: int, requests: dict[object, Request]) -> None:
+        self.room, self.requests = room, requests
+        self.latest: list[Entry | None] = []  # the oldest first; None: forgotten
+        self.hashes: list[dict[int, int]] = []
+
+    def enter(self, request: Request, begin: int, key: tuple[int, int]) -> None:
+        if not self.room:
+            return
+        for p in range(max(begin, request.prompt_length - 1, 0), len(request.tokens)):
+            text = request.tokens[: p + 1]
+            self.latest.append(Entry(request, p))
+            self.hashes.append({k: suffix_hash(tuple(text[-k:]), *key) for k in ORDERS if k <= len(text)})
+        del self.latest[: -self.room], self.hashes[: -self.room]
+
+    def forget(self, namespace: str | None = None) -> None:
+        self.latest = [
+            None if e is None or namespace in (None, e.request.namespace) else e for e in self.latest
+        ]
+
+    def find(self, request: Request, key: tuple[int, int]) -> list[Voter]:
+        voters: list[Voter] = []
+        above = float("inf")
+        alive = set(map(id, self.requests.values()))
+        for k in ORDERS:
+            if len(request.tokens) < k:
+                continue
+            bucket = suffix_hash(tuple(request.tokens[-k:]), *key) & (self.room - 1)
+            walk = (
+                entry
+                for entry, hashes in zip(reversed(self.latest), reversed(self.hashes), strict=True)
+                if k in hashes and hashes[k] & (self.room - 1) == bucket
+            )
+            recency, found = 1.0, 0
+            for entry in islice(walk, index.MAX_STEPS):
+                if found == index.MAX_PER_ORDER or len(voters) == index.MAX_OCCURRENCES:
+                    break
+                if entry is None or id(entry.request) not in alive or entry.request is request:
+                    continue
+                other, p = entry.request, entry.position
+                if other.namespace != request.namespace or p + 1 >= len(other.tokens):
+                    continue
+                n = match_length(other.tokens, p, request.tokens)
+                n = min(n, p + 1 - max(0, other.prompt_length - index.PROMPT_TAIL))
+                if k <= n < above:
+                    voters.append(Voter(other, p + 1, n, LENGTH_WEIGHT[n] * recency, own=False, live=True))
+                    recency *= index.RECENCY
+                    found += 1
+            above = k
+        return voters
 
 
 class Memory:
@@ -305,7 +369,7 @@ class Memory:
     def forget(self, gone: list[Document], why: str) -> int:
         for document in gone:
             document.alive = False
-            document.tokens = [kernels.SEPARATOR] * len(document.tokens)
+            document.tokens = [index.SEPARATOR] * len(document.tokens)
         for request in self.requests.values():
             if request.source and not request.source[0].alive:
                 request.source = None
@@ -357,8 +421,9 @@ class NaiveDrafter:
         self.max_n, self.min_reach = max_n, min_reach
         self.requests: dict[object, Request] = {}
         self.memory = Memory(memory_bytes, ttl, clock, new_seed, self.requests)
+        self.entries = Entries(suffix_tree.NUM_ENTRIES if memory_bytes else 0, self.requests)
         self.model = Model()
-        self.near_votes = 0
+        self.near_votes = self.live_votes = 0
         self.usual_luck = suffix_tree._LUCK_START
 
     def clear(self) -> None:
@@ -367,6 +432,7 @@ class NaiveDrafter:
         self.memory.documents = []
         self.memory.num_refused = 0
         self.memory.sweep()
+        self.entries.forget()
         self.model = Model()
         self.usual_luck = suffix_tree._LUCK_START
 
@@ -378,6 +444,8 @@ class NaiveDrafter:
             self.memory.key_of(namespace)
         request.extend(prompt_ids)
         self.requests[request_id] = request
+        if namespace is not None:
+            self.entries.enter(request, 0, self.memory.key_of(namespace))
 
     def observe(self, request_id: object, token_ids: list[int]) -> None:
         request = self.requests[request_id]
@@ -396,7 +464,10 @@ class NaiveDrafter:
         if request.anchor is not None:
             request.anchor += len(token_ids)
         request.draft, request.features = [], []
+        begin = len(request.tokens)
         request.extend(token_ids)
+        if request.namespace is not None:
+            self.entries.enter(request, begin, self.memory.key_of(request.namespace))
 
     def propose(
         self, request_ids: list[object], max_n: int | list[int]
@@ -423,7 +494,7 @@ class NaiveDrafter:
         self.usual_luck += suffix_tree._USUAL_RATE * (request.luck - self.usual_luck)
         self.memory.expire()
         if request.namespace is not None and len(request.tokens) > request.prompt_length:
-            tail = max(0, request.prompt_length - suffix_tree.PROMPT_TAIL)
+            tail = max(0, request.prompt_length - index.PROMPT_TAIL)
             self.memory.add(request.tokens[tail:], request.namespace)
         self.memory.sweep()
 
@@ -435,6 +506,7 @@ class NaiveDrafter:
 
     def purge(self, namespace: str) -> int:
         self._grow()
+        self.entries.forget(namespace)
         count = self.memory.forget([d for d in self.memory.living() if d.namespace == namespace], "purged")
         self.memory.sweep()
         return count
@@ -457,6 +529,8 @@ class NaiveDrafter:
         key = None
         if request.namespace is not None:
             shared, key = self.memory.documents, self.memory.key_of(request.namespace)
+            alive += self.entries.find(request, key)
+            self.live_votes += sum(v.live for v in alive)
             alive += find_voters(request, shared, self.memory.room - 1, own=False, key=key)
         draft: list[int] = []
         features: list[Features] = []
@@ -477,7 +551,7 @@ class NaiveDrafter:
             ended = [
                 v
                 for v, text in zip(alive, texts, strict=True)
-                if not v.own and v.start + len(draft) == len(text)
+                if not (v.own or v.live) and v.start + len(draft) == len(text)
             ]
             total, weights = sum(v.weight for v in ended), {}
             for voter, token in ballots:
@@ -489,7 +563,7 @@ class NaiveDrafter:
             leader = max(alive, key=lambda v: v.length)  # the first of equals
             if not draft and leader.own:
                 request.leader = leader.start
-            elif not draft:
+            elif not draft and not leader.live:
                 request.source = (leader.text, leader.start)
             found = features_of(request, alive, losers, weights[best] / total, draft, best, key)
             so_far *= self.model.chance(found)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from drafters import Draft, SuffixTreeDrafter
-from drafters import _suffix_tree_kernels as kernels
+from drafters import _index_kernels as kernels
 from drafters.calibration import PRIOR
 from drafters.memory import BYTES_PER_TOKEN, MIN_TOKENS
 

@@ -28,6 +28,7 @@ def test_same_drafts_as_the_oracle(seed: int) -> None:
         "refused",
         "anchored",
         "near votes",
+        "live votes",
         "led by own text",
     )
     assert {name: counts[name] for name in met if not counts[name]} == {}
@@ -37,7 +38,7 @@ def test_same_drafts_as_the_oracle_while_documents_positions_and_outcomes_age() 
     with rebase_at(520) as shifts:
         counts = fuzz(
             1000,
-            15,
+            6,
             ops_per_life=500,
             memory_bytes=SMALL,
             alphabet=[5, 6, 7],

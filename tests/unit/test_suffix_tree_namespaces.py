@@ -10,7 +10,7 @@ import pytest
 from fuzz_suffix_tree import SMALL, check_integrity
 
 from drafters import SuffixTreeDrafter
-from drafters import _suffix_tree_kernels as kernels
+from drafters import _index_kernels as kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # see test_suffix_tree
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from drafters import SuffixTreeDrafter, memory_file
+from drafters._index_kernels import PROMPT_TAIL
 from drafters.memory_file import MemoryFileError
-from drafters.suffix_tree import PROMPT_TAIL
 from vllm_specx.bench.errors import BenchError, EngineFailed
 from vllm_specx.config import ConfigError, SpecxConfig, check_memory_path
 from vllm_specx.memory.namespaces import namespace_of
