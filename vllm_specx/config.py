@@ -9,7 +9,7 @@ from typing import Any, Self
 
 KEY = "specx"
 MAX_SPECULATIVE_TOKENS = 128  # vLLM's rejection sampler takes no more (MAX_SPEC_LEN)
-_FOR_NATIVE = ("adaptive", "max_draft_share")  # drafters that vLLM runs itself
+_FOR_NATIVE = ("adaptive", "max_draft_share", "costs")  # drafters that vLLM runs itself
 _NEED_SHARED = ("memory_bytes", "memory_ttl_s", "memory_path", "autosave_s")
 
 
@@ -34,7 +34,7 @@ class SpecxConfig:
 
     """
 
-    shared: bool = _option(True, 0, 1, "draft from the answers of finished requests too")
+    shared: bool = _option(True, 0, 1, "draft from the answers of other requests too")
     memory_bytes: int = _option(256 << 20, 1 << 20, 16 << 30, "budget of the shared draft memory, in bytes")
     alpha: float | None = _option(
         None,
@@ -42,6 +42,7 @@ class SpecxConfig:
         10.0,
         "cost of verifying one draft token, relative to a decode step without any; null: measured in service",
     )
+    costs: str = _text_option("cost table to start from, as `specx calibrate` writes it; empty: none")
     memory_ttl_s: float = _option(
         0.0, 0.0, 1e9, "seconds after which shared memory forgets an answer; 0: never"
     )
@@ -94,6 +95,8 @@ class SpecxConfig:
                     raise ConfigError(
                         f"{KEY}.{f.name} has no effect with {KEY}.shared false: remove one of them"
                     )
+        if self.costs and self.alpha is not None:
+            raise ConfigError(f"{KEY}.costs and {KEY}.alpha both say what a draft token costs: remove one")
         if self.autosave_s and not self.memory_path:
             raise ConfigError(f"{KEY}.autosave_s needs {KEY}.memory_path, the file to save into")
 

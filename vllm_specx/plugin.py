@@ -38,6 +38,7 @@ def check_config(vllm_config: Any) -> None:
     """
     if methods.is_wanted(vllm_config):
         methods.check(vllm_config)
+        _check_costs(config.SpecxConfig.from_vllm(vllm_config))
         return
     speculative = vllm_config.speculative_config
     model = speculative.model if speculative is not None else None
@@ -53,8 +54,10 @@ def check_config(vllm_config: Any) -> None:
     if model.removeprefix(_PREFIX) not in PROPOSERS:
         raise config.ConfigError(f"vllm-specx has no proposer {model!r}; known are {_names()}")
     options = config.SpecxConfig.from_vllm(vllm_config)
-    if options.memory_path and _is_on_this_machine(vllm_config.parallel_config):
-        config.check_memory_path(options.memory_path)
+    if _is_on_this_machine(vllm_config.parallel_config):
+        _check_costs(options)
+        if options.memory_path:
+            config.check_memory_path(options.memory_path)
     if speculative.num_speculative_tokens_per_batch_size is not None:
         raise config.ConfigError(
             "num_speculative_tokens_per_batch_size is not used by vllm-specx, which chooses each request's "
@@ -99,6 +102,13 @@ def complete_config(vllm_config: Any) -> None:
 def _is_on_this_machine(parallel_config: Any) -> bool:
     """Whether the worker that drafts sees this machine's files; otherwise only itself can check its path."""
     return parallel_config.nnodes == 1 and parallel_config.distributed_executor_backend != "ray"
+
+
+def _check_costs(options: config.SpecxConfig) -> None:
+    if options.costs:  # what reads a table brings numba along
+        from vllm_specx.costs import load_cost_table
+
+        load_cost_table(options)
 
 
 def _names() -> str:

@@ -14,6 +14,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from vllm_specx._compat.versions import check_supported
 from vllm_specx.config import ConfigError, SpecxConfig
+from vllm_specx.costs import make_cost_model
 from vllm_specx.scheduling import methods
 from vllm_specx.scheduling.controller import Controller
 
@@ -42,15 +43,16 @@ class _Adaptive:
         if methods.is_pinned(vllm_config):  # the plug-in would have left vLLM's scheduler in place
             logger.warning_once("%s", methods.pinned_reason(vllm_config))
             return
+        options = SpecxConfig.from_vllm(vllm_config)
         max_n = self.num_spec_tokens
         candidates = methods.ladder(max_n) if vllm_config.use_v2_model_runner else list(range(max_n + 1))
         self.controller = Controller(
             methods.Drafting.of(vllm_config),
+            make_cost_model(options, _graph_sizes(vllm_config)),
             max_n=max_n,
             candidates=candidates,
             token_budget=self.max_num_scheduled_tokens,
-            max_draft_share=SpecxConfig.from_vllm(vllm_config).max_draft_share,
-            sizes=_graph_sizes(vllm_config),
+            max_draft_share=options.max_draft_share,
             is_async=isinstance(self, AsyncScheduler),
         )
         # Not None: vLLM does not pad requests from the prefix cache to the longest draft then.

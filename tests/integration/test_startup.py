@@ -42,6 +42,7 @@ def test_good_configuration(model_dir):
             ["memory_path", "the folder /no/such/folder does not exist"],
         ),
         ({"autosave_s": 60}, ["autosave_s", "memory_path"]),
+        ({"costs": "/no/such/table"}, ["costs", "/no/such/table: No such file", "specx calibrate"]),
         ({"memory_path": "memory", "shared": False}, ["memory_path", "no effect"]),
     ],
 )

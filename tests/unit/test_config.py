@@ -36,6 +36,8 @@ def test_everything_set():
         ({"shared": False, "memory_path": "f"}, ["specx.memory_path has no effect", "shared false"]),
         ({"shared": False, "memory_ttl_s": 5}, ["specx.memory_ttl_s has no effect"]),
         ({"shared": False, "memory_bytes": 1 << 20}, ["specx.memory_bytes has no effect"]),
+        ({"costs": 3}, ["specx.costs", "text"]),
+        ({"costs": "f", "alpha": 0.1}, ["specx.costs and specx.alpha", "remove one"]),
         ({"adaptive": "yes"}, ["specx.adaptive", "true or false"]),
         ({"adaptive": True, "max_draft_share": 1.5}, ["specx.max_draft_share", "within [0.0, 1.0]"]),
         ({"adaptive": True, "alpha": 0.1}, ["specx.alpha has no effect with specx.adaptive"]),

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from vllm_specx.config import SpecxConfig
+from vllm_specx.config import ConfigError, SpecxConfig
 from vllm_specx.proposers._lengths import FixedCosts, MeasuredCosts, StepMeter, make_policy
-from vllm_specx.tuner import Step
+from vllm_specx.tuner import CostTable, Step
 
 
 def context(scheduled, verified=None, new=()):
@@ -61,6 +61,36 @@ def test_costs_are_measured_unless_stated():
     assert len(policy.costs.sizes) == 0
     assert make_policy(SpecxConfig(), vllm_config(full_graphs=True)).costs.sizes.tolist() == [1, 2, 4, 8]
     assert isinstance(make_policy(SpecxConfig(alpha=0.1), vllm_config(full_graphs=False)), FixedCosts)
+
+
+def test_costs_start_from_a_table(tmp_path):
+    path = tmp_path / "table.json"
+    CostTable([1, 8], [0, 4], [[0.02, 0.03], [0.04, 0.1]]).save(path)
+    policy = make_policy(SpecxConfig(costs=str(path)), vllm_config(full_graphs=False))
+    assert float(policy.costs.seconds(1, 0)) == pytest.approx(0.02, rel=0.05)
+    assert float(policy.costs.seconds(8, 32)) == pytest.approx(0.1, rel=0.05)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"), [(None, "No such file"), ("[]", "not a cost table"), ("{", "not JSON")]
+)
+def test_a_table_that_cannot_be_used(tmp_path, content, reason):
+    path = tmp_path / "table.json"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=f"specx.costs: .*table.json: {reason}.*specx calibrate"):
+        make_policy(SpecxConfig(costs=str(path)), vllm_config(full_graphs=False))
+
+
+@pytest.mark.parametrize(("alpha", "words"), [(None, "candidates=3"), (0.1, "alpha=0.1")])
+def test_a_choice_is_explained_in_one_line(alpha, words):
+    policy = make_policy(SpecxConfig(alpha=alpha), vllm_config(full_graphs=False))
+    draft = sum(policy.choose([np.array([0.99, 0.9, 0.9]), np.array([])]))
+    line = policy.explain()
+    assert line.startswith("decision reason=price requests=2 ")
+    assert f"draft={draft} " in line
+    assert words in line
+    assert "\n" not in line
 
 
 @pytest.mark.parametrize("alpha", [None, 0.1])

@@ -10,6 +10,7 @@ import pytest
 
 from vllm_specx.scheduling.controller import Controller
 from vllm_specx.scheduling.methods import Drafting
+from vllm_specx.tuner import CostModel
 
 NGRAM = Drafting(is_autoregressive=False, idle_passes=0)
 EAGLE = Drafting(is_autoregressive=True, idle_passes=1)
@@ -18,7 +19,7 @@ MUCH = 1000
 
 def make(drafting: Drafting = NGRAM, *, max_n: int = 8, **options: Any) -> Controller:
     defaults = {"candidates": range(max_n + 1), "token_budget": 256, "max_draft_share": 0.5}
-    return Controller(drafting, max_n=max_n, **(defaults | options))
+    return Controller(drafting, CostModel(), max_n=max_n, **(defaults | options))
 
 
 def always(controller: Controller, n: int) -> Controller:

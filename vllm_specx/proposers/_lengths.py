@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from vllm_specx.config import SpecxConfig
+from vllm_specx.costs import make_cost_model
 from vllm_specx.tuner import CostModel, PriceRule, Step, Tuner
 
 
@@ -25,20 +26,23 @@ class Policy(Protocol):
     def forget(self) -> None:
         """Forget what drafts earned; what steps cost stays known."""
 
+    def explain(self) -> str:
+        """Return the last choice and its reasons as one line of key=value pairs."""
+
 
 class MeasuredCosts:
     """The tuner on costs that it measures in service.
 
     Args:
         max_n: most draft tokens of one request.
-        sizes: token counts to which steps are padded (CUDA graphs), if any.
+        costs: what is known of step times.
 
     """
 
-    def __init__(self, max_n: int, sizes: Sequence[int] | None = None) -> None:
-        """Start without knowledge of costs."""
+    def __init__(self, max_n: int, costs: CostModel) -> None:
+        """Start without knowledge of drafts."""
         self._max_n = max_n
-        self.costs = CostModel(sizes=sizes)
+        self.costs = costs
         self.forget()
 
     def choose(self, reaches: Sequence[NDArray[np.float64]]) -> list[int]:
@@ -53,6 +57,10 @@ class MeasuredCosts:
         """Start a new tuner on the same costs."""
         self.tuner = Tuner(self.costs, max_n=self._max_n)
 
+    def explain(self) -> str:
+        """See `Decision`."""
+        return str(self.tuner.last)
+
 
 class FixedCosts:
     """The price rule for a cost that the user states.
@@ -65,11 +73,13 @@ class FixedCosts:
     def __init__(self, alpha: float) -> None:
         """Start from the rate of plain decoding."""
         self._alpha = alpha
+        self._chosen: list[int] = []
         self.forget()
 
     def choose(self, reaches: Sequence[NDArray[np.float64]]) -> list[int]:
         """See `PriceRule.lengths`."""
-        return self._rule.lengths(reaches)
+        self._chosen = self._rule.lengths(reaches)
+        return self._chosen
 
     def update(self, step: Step) -> None:
         """See `PriceRule.update`."""
@@ -79,6 +89,10 @@ class FixedCosts:
         """Start a new rule."""
         self._rule = PriceRule(self._alpha)
 
+    def explain(self) -> str:
+        """The stated cost is the reason."""
+        return f"decision reason=price requests={len(self._chosen)} draft={sum(self._chosen)} alpha={self._alpha}"
+
 
 def make_policy(options: SpecxConfig, vllm_config: Any) -> Policy:
     """The policy that the options ask for."""
@@ -87,7 +101,9 @@ def make_policy(options: SpecxConfig, vllm_config: Any) -> Policy:
     compilation = vllm_config.compilation_config
     has_graphs = compilation.cudagraph_mode is not None and compilation.cudagraph_mode.has_full_cudagraphs()
     sizes = sorted(compilation.cudagraph_capture_sizes or ()) if has_graphs else None
-    return MeasuredCosts(vllm_config.speculative_config.num_speculative_tokens, sizes)
+    return MeasuredCosts(
+        vllm_config.speculative_config.num_speculative_tokens, make_cost_model(options, sizes)
+    )
 
 
 class StepMeter:

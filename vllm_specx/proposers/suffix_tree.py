@@ -1,5 +1,6 @@
 """`vllm_specx.SuffixTreeProposer`: the suffix-tree drafter behind vLLM's custom_class hook (model runner V1)."""
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -172,6 +173,8 @@ class SuffixTreeProposer:
         drafts = self._draft(request_ids, limits)
         if self._is_enabled:
             lengths = self._policy.choose([draft.reach for draft in drafts])
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug("specx: %s", self._policy.explain())
         else:  # which tells the policy nothing of what drafts are worth
             lengths = [0] * len(drafts)
         chosen = checked_drafts(

@@ -15,11 +15,11 @@ class Controller:
 
     Args:
         drafting: how the drafter works.
+        costs: what is known of step times.
         max_n: most draft tokens of one request.
         candidates: lengths to choose from, 0 among them.
         token_budget: most tokens of one step.
         max_draft_share: of these, what drafts may take while prompts wait.
-        sizes: token counts to which steps are padded (CUDA graphs), if any.
         is_async: whether steps are scheduled before the one before has ended.
 
     Attributes:
@@ -31,17 +31,17 @@ class Controller:
     def __init__(
         self,
         drafting: Drafting,
+        costs: CostModel,
         *,
         max_n: int,
         candidates: Sequence[int],
         token_budget: int,
         max_draft_share: float,
-        sizes: Sequence[int] | None = None,
         is_async: bool = False,
     ) -> None:
         """Start without knowledge."""
         self.tuner = UniformTuner(
-            CostModel(sizes=sizes),
+            costs,
             max_n=max_n,
             candidates=candidates,
             idle_passes=drafting.idle_passes,
