@@ -52,7 +52,7 @@ class SpecxConfig:
     )
     adaptive: bool = _option(False, 0, 1, "choose every step how many tokens vLLM's own drafter drafts")
     max_draft_share: float = _option(
-        0.5, 0.0, 1.0, "with adaptive: share of a step's tokens that drafts may take while prompts wait"
+        0.5, 0.0, 1.0, "share of a step's token budget that drafts may take, so that prompts always get on"
     )
 
     def __post_init__(self) -> None:
@@ -87,8 +87,6 @@ class SpecxConfig:
                     f"{KEY}.{f.name} has no effect with {KEY}.adaptive, which drives vLLM's own drafters: "
                     "remove one of them"
                 )
-            if f.name == "max_draft_share" and not self.adaptive:
-                raise ConfigError(f"{KEY}.max_draft_share has no effect without {KEY}.adaptive true")
         if not self.shared:
             for f in fields(self):
                 if f.name in _NEED_SHARED and getattr(self, f.name) != f.default:

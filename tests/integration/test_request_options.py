@@ -128,6 +128,23 @@ def test_the_switch(plain, specx, drafted):
     assert proposer_of(specx).drafter.memory.num_documents >= len(prompts)
 
 
+def test_drafts_leave_room_for_prompts(plain, specx, monkeypatch):
+    proposer = proposer_of(specx)
+    assert proposer._room == specx.llm_engine.vllm_config.scheduler_config.max_num_batched_tokens // 2
+    monkeypatch.setattr(proposer, "_room", 6)
+    propose, steps = proposer.propose, []
+
+    def spy(*args, **kwargs):
+        drafts = propose(*args, **kwargs)
+        steps.append(sum(map(len, drafts)))
+        return drafts
+
+    monkeypatch.setattr(proposer, "propose", spy)
+    prompts = token_prompts(plain)[8:12]
+    assert run(specx, prompts, wanted(48)) == run(plain, prompts, wanted(48))
+    assert 0 < max(steps) <= 6
+
+
 def test_the_switch_in_the_middle_of_a_request(plain, specx, drafted):
     """Off, no draft leaves the proposer from the next step on; and on again."""
     prompt = token_prompts(plain)[10]

@@ -42,7 +42,6 @@ def test_everything_set():
         ({"adaptive": True, "max_draft_share": 1.5}, ["specx.max_draft_share", "within [0.0, 1.0]"]),
         ({"adaptive": True, "alpha": 0.1}, ["specx.alpha has no effect with specx.adaptive"]),
         ({"adaptive": True, "shared": False}, ["specx.shared has no effect with specx.adaptive"]),
-        ({"max_draft_share": 0.2}, ["specx.max_draft_share has no effect without specx.adaptive"]),
     ],
     ids=str,
 )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from vllm_specx.config import ConfigError, SpecxConfig
-from vllm_specx.proposers._lengths import FixedCosts, MeasuredCosts, StepMeter, make_policy
+from vllm_specx.proposers._lengths import FixedCosts, MeasuredCosts, StepMeter, make_policy, within
 from vllm_specx.tuner import CostTable, Step
 
 
@@ -91,6 +91,19 @@ def test_a_choice_is_explained_in_one_line(alpha, words):
     assert f"draft={draft} " in line
     assert words in line
     assert "\n" not in line
+
+
+def test_lengths_are_cut_to_the_room_there_is():
+    assert within([3, 0, 5], 8) == [3, 0, 5]
+    assert within([3, 0, 5], 4) == [1, 0, 2]
+    assert within([3, 5], 0) == [0, 0]
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        lengths, room = rng.integers(17, size=rng.integers(40)).tolist(), int(rng.integers(300))
+        cut = within(lengths, room)
+        assert sum(cut) <= room or cut == lengths == [0] * len(lengths)
+        assert all(0 <= a <= b for a, b in zip(cut, lengths, strict=True))
+        assert sum(cut) > min(sum(lengths), room) - len(lengths) - 1
 
 
 @pytest.mark.parametrize("alpha", [None, 0.1])

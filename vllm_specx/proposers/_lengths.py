@@ -106,6 +106,12 @@ def make_policy(options: SpecxConfig, vllm_config: Any) -> Policy:
     )
 
 
+def within(lengths: Sequence[int], room: int) -> list[int]:
+    """Return lengths that sum up to `room` at most, all cut in proportion where they do not fit."""
+    total = sum(lengths)
+    return list(lengths) if total <= room else [n * room // total for n in lengths]
+
+
 class StepMeter:
     """Tell a policy what happened from one proposal to the next.
 

@@ -12,7 +12,7 @@ from vllm_specx import plugin
 from vllm_specx.config import SpecxConfig
 from vllm_specx.memory.namespaces import is_within
 from vllm_specx.proposers._gate import checked_drafts
-from vllm_specx.proposers._lengths import StepMeter, make_policy
+from vllm_specx.proposers._lengths import StepMeter, make_policy, within
 from vllm_specx.proposers._memory import make_keeper, watch_weights
 from vllm_specx.proposers._requests import RequestTracker
 
@@ -47,6 +47,8 @@ class SuffixTreeProposer:
         self._keeper = make_keeper(options, vllm_config)
         self._policy = make_policy(options, vllm_config)
         self._meter = StepMeter()
+        # vLLM schedules drafts before prompts.
+        self._room = int(options.max_draft_share * vllm_config.scheduler_config.max_num_batched_tokens)
         self._is_enabled = True
         self._offered: dict[str, int] = {}  # tokens offered in the last step, by request
         self._start_over()
@@ -172,7 +174,7 @@ class SuffixTreeProposer:
         ]
         drafts = self._draft(request_ids, limits)
         if self._is_enabled:
-            lengths = self._policy.choose([draft.reach for draft in drafts])
+            lengths = within(self._policy.choose([draft.reach for draft in drafts]), self._room)
             if logger.isEnabledFor(logging.DEBUG):
                 logger.debug("specx: %s", self._policy.explain())
         else:  # which tells the policy nothing of what drafts are worth
