@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import socket
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
-from pathlib import Path
 
 import pytest
 from engine_prompts import token_prompts
-from engines import SPECULATIVE, N, proposer_of
+from engines import N, proposer_of
+from serving import Server
 from vllm import SamplingParams
 
 import vllm_specx
@@ -165,77 +156,22 @@ def test_the_switch_in_the_middle_of_a_request(plain, specx, drafted):
     assert answer == run(plain, [prompt], wanted(96))
 
 
-class Server:
-    """`vllm serve` in development mode, which can call the drafter."""
-
-    def __init__(self, model_dir: Path, log: Path) -> None:
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            port = s.getsockname()[1]
-        self.url, self.log = f"http://127.0.0.1:{port}", log
-        command = [
-            str(Path(sys.executable).with_name("vllm")), "serve", str(model_dir), "--served-model-name", "demo",
-            "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager",
-            "--max-model-len", "512", "--max-num-seqs", "4",
-            "--speculative-config", json.dumps(SPECULATIVE),
-            "--additional-config", json.dumps({"specx": {"alpha": 0.05, "memory_bytes": 1 << 20}}),
-        ]  # fmt: skip
-        env = {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-            "VLLM_CPU_KVCACHE_SPACE": "1",
-            "VLLM_SERVER_DEV_MODE": "1",
-        }
-        with log.open("w") as out:
-            self.process = subprocess.Popen(
-                command, env=os.environ | env, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-            )
-
-    def wait(self, seconds: float = 240) -> None:
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, self.log.read_text()[-4000:]
-            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + "/health", timeout=5):
-                return
-            time.sleep(0.5)  # polling a process that has no other sign of being ready
-        pytest.fail(f"no answer after {seconds} s:\n" + self.log.read_text()[-4000:])
-
-    def post(self, path: str, body: dict) -> tuple[int, str]:
-        request = urllib.request.Request(
-            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
-        try:
-            with urllib.request.urlopen(request, timeout=120) as answer:
-                return answer.status, answer.read().decode()
-        except urllib.error.HTTPError as error:
-            with error:
-                return error.code, error.read().decode()
-
-    def num_drafted(self, **options) -> int:
-        """Draft tokens that were verified for one request."""
-        before = self._counter()
-        prompt = "one, two, three, one, two, three, one, two, three, one,"
-        body = {"model": "demo", "prompt": prompt, "max_tokens": 32, "temperature": 0, "ignore_eos": True}
-        status, answer = self.post("/v1/completions", body | options)
-        assert status == 200, answer
-        return self._counter() - before
-
-    def _counter(self) -> int:
-        with urllib.request.urlopen(self.url + "/metrics", timeout=30) as answer:
-            lines = answer.read().decode().splitlines()
-        name = "vllm:spec_decode_num_draft_tokens_total"
-        return int(sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name)))
-
-
 @pytest.fixture(scope="module")
 def server(model_dir, tmp_path_factory):
-    server = Server(model_dir, tmp_path_factory.mktemp("serve") / "log")
-    try:
-        server.wait()
+    """In development mode, which can call the drafter."""
+    log = tmp_path_factory.mktemp("serve") / "log"
+    options = {"alpha": 0.05, "memory_bytes": 1 << 20}
+    with Server(model_dir, log, options, VLLM_SERVER_DEV_MODE="1") as server:
         yield server
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.process.pid, signal.SIGTERM)
-        server.process.wait(timeout=60)
+
+
+def num_drafted(server: Server, **options) -> int:
+    """Draft tokens that were verified for one request."""
+    name = "vllm:spec_decode_num_draft_tokens_total"
+    before = server.metrics()[name]
+    prompt = "one, two, three, one, two, three, one, two, three, one,"
+    server.complete(prompt, 32, ignore_eos=True, **options)
+    return int(server.metrics()[name] - before)
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -251,9 +187,9 @@ def test_a_wrong_option_is_a_400(server, stream):
 
 
 def test_max_n_over_http(server):
-    assert server.num_drafted() > 0
-    assert server.num_drafted(vllm_xargs={"specx_max_n": 0}) == 0
-    assert server.num_drafted(vllm_xargs={"specx_max_n": 8, "specx_drafter": "suffix_tree"}) > 0
+    assert num_drafted(server) > 0
+    assert num_drafted(server, vllm_xargs={"specx_max_n": 0}) == 0
+    assert num_drafted(server, vllm_xargs={"specx_max_n": 8, "specx_drafter": "suffix_tree"}) > 0
 
 
 def test_the_switch_over_http(server):
@@ -261,9 +197,9 @@ def test_the_switch_over_http(server):
         body = {"method": "call_drafter", "args": ["set_enabled", is_enabled]}
         status, answer = server.post("/collective_rpc", body)
         assert status == 200, answer
-        return json.loads(answer)["results"]
+        return answer["results"]
 
     assert switch(False) == ["True"]
-    assert server.num_drafted() == 0
+    assert num_drafted(server) == 0
     assert switch(True) == ["False"]
-    assert server.num_drafted() > 0
+    assert num_drafted(server) > 0

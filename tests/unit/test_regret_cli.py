@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from letters import save_tokenizer
 from typer.testing import CliRunner
 
 from vllm_specx.cli.main import app
@@ -16,11 +17,7 @@ RULES = ["tuner", "tuner_calibrated", "best_fixed", "oracle", "none", *BASELINES
 @pytest.fixture
 def folder(tmp_path):
     """A tokenizer of single letters and two trace files."""
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {letter: i for i, letter in enumerate("?abcdef")}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.save(str(tmp_path / "tokenizer.json"))
+    save_tokenizer(tmp_path)
     for name, output in (("copy", "a b c d e f a b c d e f"), ("mixed", "a c b d d a c a f e b b")):
         rows = [{"id": k, "prompt": "a b c d e f", "output": output[2 * k :]} for k in range(3)]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))

@@ -4,6 +4,7 @@ import json
 import sys
 
 import pytest
+from letters import save_tokenizer
 from typer.testing import CliRunner
 
 from vllm_specx.bench.errors import BenchError
@@ -34,11 +35,7 @@ def traces(tmp_path):
 @pytest.fixture
 def tokenizer(tmp_path):
     """A tokenizer of single letters."""
-    tokenizers = pytest.importorskip("tokenizers")
-    words = {letter: i for i, letter in enumerate("?abcdef")}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="?"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    made.save(str(tmp_path / "tokenizer.json"))
+    save_tokenizer(tmp_path)
     return tmp_path
 
 

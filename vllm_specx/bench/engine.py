@@ -168,15 +168,20 @@ def clear_draft_memory(drafter: Any) -> None:
         )
 
 
-def serve(connection: Connection, spec: EngineSpec, log_path: str) -> None:
-    """Worker process: build the engine when told to, then answer jobs. Output goes to `log_path`."""
+def settle(log_path: str, kv_cache_gib: int | None) -> None:
+    """Make this process the engine's: its output goes to `log_path`, and vLLM finds the environment it needs."""
     log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (sys.stdout, sys.stderr):
         os.dup2(log, stream.fileno())
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if spec.kv_cache_gib is not None:
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(spec.kv_cache_gib)
+    if kv_cache_gib is not None:
+        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(kv_cache_gib)
+
+
+def serve(connection: Connection, spec: EngineSpec, log_path: str) -> None:
+    """Worker process: build the engine when told to, then answer jobs. Output goes to `log_path`."""
+    settle(log_path, spec.kv_cache_gib)
     try:
         import vllm.v1.engine.llm_engine  # noqa: F401 - takes seconds: while another engine is built
 

@@ -1,14 +1,12 @@
 """The engine of a calibration, in a process of its own whose output goes to a log (vllm is imported inside)."""
 
-import os
-import sys
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
 import numpy as np
 
-from vllm_specx.bench.engine import _ENVIRONMENT, BenchEngine, EngineSpec
+from vllm_specx.bench.engine import BenchEngine, EngineSpec, settle
 from vllm_specx.bench.errors import BenchError
 from vllm_specx.calibrate.measure import TooFewSteps, measure
 from vllm_specx.calibrate.proposer import FixedLengthProposer
@@ -99,13 +97,7 @@ def _spec(settings: CalibrateSettings) -> EngineSpec:
 
 def serve(connection: Connection, settings: CalibrateSettings, log_path: str) -> None:
     """Worker process: build the engine, measure, and send ("progress" | "done" | "bad_input" | "failed", value)."""
-    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(log, stream.fileno())
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    if settings.kv_cache_gib is not None:
-        os.environ["VLLM_CPU_KVCACHE_SPACE"] = str(settings.kv_cache_gib)
+    settle(log_path, settings.kv_cache_gib)
     try:
         engine = CalibrationEngine(settings)
         result = measure(engine, settings, lambda *news: connection.send(("progress", news)))

@@ -1,0 +1,97 @@
+"""`vllm serve` in its own processes, and HTTP requests to it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engines import SPECULATIVE
+
+START_SECONDS = 240
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return int(s.getsockname()[1])
+
+
+def command(model_dir: Path, port: int, options: dict[str, Any]) -> list[str]:
+    return [
+        str(Path(sys.executable).with_name("vllm")), "serve", str(model_dir), "--served-model-name", "demo",
+        "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager",
+        "--max-model-len", "512", "--max-num-seqs", "4",
+        "--speculative-config", json.dumps(SPECULATIVE), "--additional-config", json.dumps({"specx": options}),
+    ]  # fmt: skip
+
+
+def environment(**more: str) -> dict[str, str]:
+    # The layout of `vllm serve`: API server and engine core are processes of their own.
+    return os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_KVCACHE_SPACE": "1"} | more
+
+
+class Server:
+    """A server with our proposer; a context in which it is ready."""
+
+    def __init__(self, model_dir: Path, log: Path, options: dict[str, Any], **variables: str) -> None:
+        port = free_port()
+        self.url, self.log = f"http://127.0.0.1:{port}", log
+        with log.open("w") as out:
+            self.process = subprocess.Popen(
+                command(model_dir, port, options),
+                env=environment(**variables), stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
+            )  # fmt: skip
+
+    def __enter__(self) -> Server:
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + "/health", timeout=5):
+                return self
+            time.sleep(0.5)  # polling a process that has no other sign of being ready
+        pytest.fail(f"no answer after {START_SECONDS} s:\n" + self.log.read_text()[-4000:])
+
+    def __exit__(self, *error: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGTERM)
+        self.process.wait(timeout=60)
+
+    def post(self, path: str, body: dict[str, Any]) -> tuple[int, Any]:
+        """Return status and answer: of a good one its JSON, of others and streamed ones the text."""
+        request = urllib.request.Request(
+            self.url + path, json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                return answer.status, json.load(answer)
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+
+    def complete(self, prompt: str, max_tokens: int, **options: Any) -> str:
+        """Return what the model says."""
+        body = {"model": "demo", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0} | options
+        status, answer = self.post("/v1/completions", body)
+        assert status == 200, answer
+        return str(answer["choices"][0]["text"])
+
+    def metrics(self) -> dict[str, float]:
+        """vLLM's counters of tokens and drafts."""
+        with urllib.request.urlopen(self.url + "/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return {
+            line.partition("{")[0]: float(line.rpartition(" ")[2])
+            for line in lines
+            if line.startswith(("vllm:spec_decode_num", "vllm:generation_tokens_total"))
+        }
