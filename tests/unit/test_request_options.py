@@ -160,6 +160,7 @@ class Engine:
         self.proposer = SuffixTreeProposer(
             SimpleNamespace(
                 speculative_config=SimpleNamespace(num_speculative_tokens=N),
+                scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
                 model_config=SimpleNamespace(get_vocab_size=lambda: 100),
                 additional_config={"specx": {"alpha": 0.0, "shared": False}},
             )
