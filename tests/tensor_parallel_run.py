@@ -65,7 +65,8 @@ def run(folder: str, **options: Any) -> tuple[list[list[int]], dict[str, int]]:
 
 
 def main(folder: str) -> None:
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+    cores = sorted(os.sched_getaffinity(0))
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     make_model(folder)
     adaptive, counts = run(
