@@ -1,24 +1,32 @@
 """From the options to what a tuner knows of step times when it starts."""
 
-from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from vllm_specx.config import KEY, ConfigError, SpecxConfig
 from vllm_specx.tuner import CostModel, CostTable, CostTableError
 
 
-def make_cost_model(options: SpecxConfig, sizes: Sequence[int] | None = None) -> CostModel:
+def make_cost_model(options: SpecxConfig, vllm_config: Any) -> CostModel:
     """Return a model of step times, started from the table that the options name, if they do.
 
     Args:
         options: `costs` is read.
-        sizes: token counts to which steps are padded (CUDA graphs), if any.
+        vllm_config: the engine's, for the sizes to which CUDA graphs pad its steps.
 
     Raises:
         ConfigError: the table cannot be used.
 
     """
-    return CostModel(load_cost_table(options), sizes=sizes)
+    return CostModel(load_cost_table(options), sizes=_graph_sizes(vllm_config))
+
+
+def _graph_sizes(vllm_config: Any) -> list[int] | None:
+    compilation = vllm_config.compilation_config
+    mode = compilation.cudagraph_mode
+    if mode is None or not mode.has_full_cudagraphs():
+        return None
+    return sorted(compilation.cudagraph_capture_sizes or ()) or None
 
 
 def load_cost_table(options: SpecxConfig) -> CostTable | None:

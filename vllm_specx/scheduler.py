@@ -48,7 +48,7 @@ class _Adaptive:
         candidates = methods.ladder(max_n) if vllm_config.use_v2_model_runner else list(range(max_n + 1))
         self.controller = Controller(
             methods.Drafting.of(vllm_config),
-            make_cost_model(options, _graph_sizes(vllm_config)),
+            make_cost_model(options, vllm_config),
             max_n=max_n,
             candidates=candidates,
             token_budget=self.max_num_scheduled_tokens,
@@ -134,11 +134,3 @@ class AdaptiveScheduler(_Adaptive, Scheduler):
 
 class AdaptiveAsyncScheduler(_Adaptive, AsyncScheduler):
     """`AdaptiveScheduler` for asynchronous scheduling."""
-
-
-def _graph_sizes(vllm_config: Any) -> list[int] | None:
-    compilation = vllm_config.compilation_config
-    mode = compilation.cudagraph_mode
-    if mode is None or not mode.has_full_cudagraphs():
-        return None
-    return sorted(compilation.cudagraph_capture_sizes or ()) or None

@@ -98,12 +98,8 @@ def make_policy(options: SpecxConfig, vllm_config: Any) -> Policy:
     """The policy that the options ask for."""
     if options.alpha is not None:
         return FixedCosts(options.alpha)
-    compilation = vllm_config.compilation_config
-    has_graphs = compilation.cudagraph_mode is not None and compilation.cudagraph_mode.has_full_cudagraphs()
-    sizes = sorted(compilation.cudagraph_capture_sizes or ()) if has_graphs else None
-    return MeasuredCosts(
-        vllm_config.speculative_config.num_speculative_tokens, make_cost_model(options, sizes)
-    )
+    max_n = vllm_config.speculative_config.num_speculative_tokens
+    return MeasuredCosts(max_n, make_cost_model(options, vllm_config))
 
 
 def within(lengths: Sequence[int], room: int) -> list[int]:
