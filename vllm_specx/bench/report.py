@@ -35,16 +35,16 @@ def console() -> Console:
     return terminal if terminal.is_terminal else Console(width=_WIDTH)
 
 
-def check_writable(path: Path) -> None:
+def check_writable(path: Path, flag: str = "--json") -> None:
     """Refuse a path that could not be written in the end. Raises BenchError; leaves nothing behind."""
     if path.is_dir():
-        raise BenchError(f"--json {path}: is a folder, give a file name")
+        raise BenchError(f"{flag} {path}: is a folder, give a file name")
     if not path.parent.is_dir():
-        raise BenchError(f"--json {path}: the folder {path.parent} does not exist")
+        raise BenchError(f"{flag} {path}: the folder {path.parent} does not exist")
     try:
         handle, name = mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise BenchError(f"--json {path}: cannot be written: {error.strerror}") from error
+        raise BenchError(f"{flag} {path}: cannot be written: {error.strerror}") from error
     os.close(handle)
     os.unlink(name)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -93,15 +94,19 @@ def closest(word: str, known: tuple[str, ...]) -> str:
     return f", did you mean {matches[0]!r}?" if matches else ""
 
 
-def default(name: str) -> Any:
+def knob_default(settings: type[Any], name: str) -> Any:
     """A knob's default, for the command line."""
-    value = next(knob_field for knob_field in fields(BenchSettings) if knob_field.name == name).default
+    value = next(knob_field for knob_field in fields(settings) if knob_field.name == name).default
     assert value is not MISSING
     return value
 
 
-def help_text(name: str) -> str:
+def knob_help(settings: type[Any], name: str) -> str:
     """A knob's help, for the command line."""
     return str(
-        next(knob_field for knob_field in fields(BenchSettings) if knob_field.name == name).metadata["help"]
+        next(knob_field for knob_field in fields(settings) if knob_field.name == name).metadata["help"]
     )
+
+
+default = partial(knob_default, BenchSettings)
+help_text = partial(knob_help, BenchSettings)

@@ -2,11 +2,12 @@
 
 import os
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from vllm_specx.bench.errors import BenchError
-from vllm_specx.bench.settings import DTYPES, closest, flag, knob
+from vllm_specx.bench.report import check_writable
+from vllm_specx.bench.settings import DTYPES, closest, flag, knob, knob_default, knob_help
 from vllm_specx.config import MAX_SPECULATIVE_TOKENS
 
 
@@ -58,7 +59,9 @@ class CalibrateSettings:
             raise BenchError(f"--dtype {self.dtype!r} is not known{hint}; allowed: {', '.join(DTYPES)}")
         if self.max_model_len is not None:
             check_room(self, self.max_model_len)
-        _check_out(self.out, self.force)
+        check_writable(self.out, "--out")
+        if self.out.exists() and not self.force:
+            raise BenchError(f"--out {self.out} exists: replace it with --force")
 
 
 def check_room(settings: CalibrateSettings, max_model_len: int) -> None:
@@ -85,22 +88,5 @@ def check_model(model: str) -> None:
         ) from error
 
 
-def _check_out(path: Path, force: bool) -> None:
-    if path.is_dir():
-        raise BenchError(f"--out {path}: is a folder, give a file name")
-    if not path.parent.is_dir():
-        raise BenchError(f"--out {path}: the folder {path.parent} does not exist")
-    if path.exists() and not force:
-        raise BenchError(f"--out {path} exists: replace it with --force")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise BenchError(f"--out {path}: cannot be written")
-
-
-def default(name: str) -> Any:
-    """A knob's default, for the command line."""
-    return next(field.default for field in fields(CalibrateSettings) if field.name == name)
-
-
-def help_text(name: str) -> str:
-    """A knob's help, for the command line."""
-    return str(next(field.metadata["help"] for field in fields(CalibrateSettings) if field.name == name))
+default = partial(knob_default, CalibrateSettings)
+help_text = partial(knob_help, CalibrateSettings)

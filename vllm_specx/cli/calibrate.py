@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vllm_specx.bench.errors import BenchError
 from vllm_specx.calibrate.settings import default, help_text
-from vllm_specx.cli._edge import edge
+from vllm_specx.cli._edge import edge, whole_numbers
 
 if TYPE_CHECKING:
     from vllm_specx.tuner import CostTable
@@ -48,8 +47,8 @@ def calibrate(
         settings = CalibrateSettings(
             model=model,
             out=out,
-            batch=_numbers("--batch", batch),
-            drafts=_numbers("--drafts", drafts),
+            batch=whole_numbers(batch, "--batch"),
+            drafts=whole_numbers(drafts, "--drafts"),
             repeats=repeats,
             steps=steps,
             prompt_tokens=prompt_tokens,
@@ -64,15 +63,6 @@ def calibrate(
             print(json.dumps(json.loads(out.read_text(encoding="utf-8")), allow_nan=False))
         else:
             _show(table, out)
-
-
-def _numbers(name: str, text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in text.split(",") if word.strip())
-    except ValueError as error:
-        raise BenchError(
-            f"{name} {text!r} must be whole numbers separated by commas, for example 1,8"
-        ) from error
 
 
 def _show(made: "CostTable", out: Path) -> None:

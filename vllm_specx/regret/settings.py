@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from vllm_specx.bench.errors import BenchError
+from vllm_specx.bench.settings import flag, knob_default, knob_help
 from vllm_specx.config import MAX_SPECULATIVE_TOKENS
 
 
@@ -34,19 +36,12 @@ class RegretSettings:
             for number in value if isinstance(value, tuple) else (value,):
                 # Written so that nan fails too.
                 if not (math.isfinite(number) and low <= number <= high):
-                    flag = f"--{knob.name.replace('_', '-')}"
-                    raise BenchError(f"{flag} must be within [{low:g}, {high:g}], got {number}")
+                    raise BenchError(f"{flag(knob.name)} must be within [{low:g}, {high:g}], got {number}")
         if not self.batch:
             raise BenchError("--batch needs at least one number, for example 1,8")
         if len(set(self.batch)) != len(self.batch):
             raise BenchError(f"--batch names a number twice: {','.join(map(str, self.batch))}")
 
 
-def default(name: str) -> Any:
-    """A knob's default, for the command line."""
-    return next(knob.default for knob in fields(RegretSettings) if knob.name == name)
-
-
-def help_text(name: str) -> str:
-    """A knob's help, for the command line."""
-    return str(next(knob.metadata["help"] for knob in fields(RegretSettings) if knob.name == name))
+default = partial(knob_default, RegretSettings)
+help_text = partial(knob_help, RegretSettings)
