@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm_specx.workers import call_drafters
+
 
 def set_enabled(llm: Any, is_enabled: bool) -> bool:
     """Let an engine draft, or only observe what its requests say; from the next step on, for all of them.
@@ -26,8 +28,4 @@ def set_enabled(llm: Any, is_enabled: bool) -> bool:
     """
     if not isinstance(is_enabled, bool):
         raise TypeError(f"is_enabled must be true or false, got {is_enabled!r}")
-    results = llm.collective_rpc("call_drafter", args=("set_enabled", is_enabled))
-    before = [result for result in results if result is not None]  # ranks without a drafter answer None
-    if not before:
-        raise RuntimeError("no proposer of vllm_specx is at work in this engine")
-    return any(before)
+    return any(call_drafters(llm, "set_enabled", is_enabled))

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from stand_ins import complaint
 from typer.testing import CliRunner
 
 from vllm_specx.bench.errors import EngineFailed
@@ -40,14 +41,6 @@ def engine(monkeypatch):
 
     monkeypatch.setattr(run, "_measure", fake)
     monkeypatch.setattr(run, "check_model", lambda model: None)
-
-
-def complaint(result, code=2):
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    line = result.stderr.splitlines()[-1]
-    assert line.startswith("specx: error: ")
-    return line
 
 
 @pytest.mark.parametrize(

@@ -3,21 +3,12 @@
 from types import SimpleNamespace
 
 import pytest
+from stand_ins import LLM
 
 import vllm_specx
 from vllm_specx.config import ConfigError
 from vllm_specx.memory.namespaces import adapter_of
 from vllm_specx.memory.vocabulary import fingerprint_of, fingerprint_of_model
-
-
-class LLM:
-    def __init__(self, results):
-        self.results = results
-        self.calls = []
-
-    def collective_rpc(self, method, args):
-        self.calls.append((method, *args))
-        return self.results
 
 
 def test_purge_and_forget_reach_the_workers_by_name():

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from letters import save_tokenizer
+from stand_ins import only_complaint as complaint
 from typer.testing import CliRunner
 
 from vllm_specx.bench.errors import BenchError
@@ -41,15 +42,6 @@ def tokenizer(tmp_path):
 
 def specx(*arguments):
     return CliRunner().invoke(app, ["replay", *map(str, arguments)])
-
-
-def complaint(result):
-    """The one line, after checking that it is one and that nothing else was said."""
-    assert result.exit_code == 2, result.output
-    assert result.stdout == ""
-    (line,) = result.stderr.splitlines()
-    assert line.startswith("specx: error: ")
-    return line
 
 
 @pytest.mark.parametrize("drafter", ["suffix-tree", "prompt-lookup", "oracle"])

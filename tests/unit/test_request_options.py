@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from stand_ins import LLM
 
 import vllm_specx
 from vllm_specx import plugin, request_options
@@ -291,16 +292,6 @@ def test_the_switch_takes_only_true_and_false(engine):
             engine.proposer.set_enabled(value)
         with pytest.raises(TypeError):
             vllm_specx.set_enabled(None, value)
-
-
-class LLM:
-    def __init__(self, results):
-        self.results = results
-        self.calls = []
-
-    def collective_rpc(self, method, args):
-        self.calls.append((method, *args))
-        return self.results
 
 
 def test_the_switch_reaches_the_workers_by_name():

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from stand_ins import complaint
 from typer.testing import CliRunner
 
 from drafters import SuffixTreeDrafter, memory_file
@@ -54,14 +55,6 @@ def arguments(corpus, tokenizer, tmp_path):
 
 def specx(*arguments):
     return CliRunner().invoke(app, ["warm", *map(str, arguments)])
-
-
-def complaint(result, code=2):
-    assert result.exit_code == code, result.output
-    assert result.stdout == ""
-    line = result.stderr.splitlines()[-1]
-    assert line.startswith("specx: error: ")
-    return line
 
 
 def texts(path, fingerprint=None):

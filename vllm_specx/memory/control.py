@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from vllm_specx.memory.namespaces import adapter_of
+from vllm_specx.workers import call_drafters
 
 
 def purge(llm: Any, *, cache_salt: str | None = None, lora_request: Any | None = None) -> int:
@@ -43,9 +44,5 @@ def forget(llm: Any) -> int:
     return _call(llm, "forget")
 
 
-def _call(llm: Any, *arguments: str | None) -> int:
-    results = llm.collective_rpc("call_drafter", args=arguments)
-    counts = [result for result in results if result is not None]  # ranks without a drafter answer None
-    if not counts:
-        raise RuntimeError("no proposer of vllm_specx is at work in this engine")
-    return max(counts)  # each rank of a tensor parallel group has learnt the same
+def _call(llm: Any, *arguments: Any) -> int:
+    return max(call_drafters(llm, *arguments))  # each rank of a tensor parallel group has learnt the same
