@@ -46,6 +46,23 @@ def _mix(h, mask):
 
 
 @njit(cache=True)
+def _hash_suffixes(text, mask, last, num_tokens, tag, seed, out):
+    """Hash the last k of the `num_tokens` tokens that end at `last`, for each order k that they suffice for.
+
+    Every token counts as tag + token. out (NUM_ORDERS,) receives what `_mix` makes a bucket of; returned is the first
+    order that was written, the longest.
+    """
+    h = np.int64(seed)
+    o = NUM_ORDERS
+    for d in range(min(ORDERS[0], num_tokens)):
+        h = h * HASH_MULTIPLIER + (tag + text[(last - d) & mask]) + 1
+        if d + 1 == ORDERS[o - 1]:
+            o -= 1
+            out[o] = h
+    return o
+
+
+@njit(cache=True)
 def _append(text, prev, head, pos, start, token_ids, tag, seed):
     """Append token_ids (int32) at absolute position pos of a document that began at `start`; return the new end.
 
@@ -53,24 +70,19 @@ def _append(text, prev, head, pos, start, token_ids, tag, seed):
     """
     mask = text.shape[0] - 1
     bucket_mask = head.shape[1] - 1
-    longest = ORDERS[0]
+    hashes = np.empty(NUM_ORDERS, dtype=np.int64)
     for t in range(token_ids.shape[0]):
         i = pos & mask
         text[i] = np.int64(token_ids[t]) + tag
-        h = np.int64(seed)
-        o = NUM_ORDERS - 1
-        depth = min(longest, pos - start + 1)
-        for d in range(depth):
-            h = h * HASH_MULTIPLIER + text[(pos - d) & mask] + 1
-            if d + 1 == ORDERS[o]:
-                b = _mix(h, bucket_mask)
-                q = head[o, b]
-                prev[o, i] = pos + 1 - q if q > 0 else 0
-                head[o, b] = pos + 1
-                o -= 1
-        while o >= 0:
+        first = _hash_suffixes(text, mask, pos, pos - start + 1, 0, seed, hashes)
+        for o in range(NUM_ORDERS):
             prev[o, i] = 0
-            o -= 1
+            if o >= first:
+                b = _mix(hashes[o], bucket_mask)
+                q = head[o, b]
+                if q > 0:
+                    prev[o, i] = pos + 1 - q
+                head[o, b] = pos + 1
         pos += 1
     return pos
 
@@ -87,11 +99,13 @@ def _match_length(text, q, tail, context, c_mask, c_end, tag):
 
 
 @njit(cache=True)
-def _occurrences(text, prev, head, tail, context, end, own, tag, seed, anchor, out_pos, out_len, out_weight):
+def _occurrences(
+    text, prev, head, tail, context, end, own, tag, hashes, anchor, out_pos, out_len, out_weight
+):
     """Find where the suffix of a request's text (context[..end-1]) occurred in a store; return how many.
 
     `own`: the store is the request's own text, so chains start at its last position instead of a bucket.
-    tag, seed: of the request's namespace where the store is shared; 0 for its own.
+    tag, hashes: of the request's namespace, and of its suffixes there, where the store is shared; not used for its own.
     `anchor`: occurrences within NEAR of it weigh NEAR_BONUS more; -1 for none.
     out_pos receives the position after each occurrence, out_len its match length, out_weight (float64) its
     vote; the longest contexts come first, the newest first within an order.
@@ -101,15 +115,6 @@ def _occurrences(text, prev, head, tail, context, end, own, tag, seed, anchor, o
     bucket_mask = head.shape[1] - 1
     last = end - 1
     count = 0
-    hashes = np.zeros(NUM_ORDERS, dtype=np.int64)
-    if not own:
-        h = np.int64(seed)
-        o = NUM_ORDERS - 1
-        for d in range(min(ORDERS[0], end)):
-            h = h * HASH_MULTIPLIER + (tag + context[(last - d) & c_mask]) + 1
-            if d + 1 == ORDERS[o]:
-                hashes[o] = _mix(h, bucket_mask)
-                o -= 1
     above = np.int64(1 << 40)
     for o in range(NUM_ORDERS):
         k = ORDERS[o]
@@ -119,7 +124,7 @@ def _occurrences(text, prev, head, tail, context, end, own, tag, seed, anchor, o
             step = prev[o, last & mask]
             q = last - step if step > 0 else np.int64(-1)
         else:
-            q = head[o, hashes[o]] - 1
+            q = head[o, _mix(hashes[o], bucket_mask)] - 1
         steps = 0
         found = 0
         recency = 1.0
@@ -144,8 +149,8 @@ def _occurrences(text, prev, head, tail, context, end, own, tag, seed, anchor, o
 
 
 @njit(cache=True)
-def _link(entries, s, generation, text, lo, begin, end, tag, seed):
-    """Enter positions begin..end-1 of the text at text[lo..] as places whose next token can be drafted.
+def _link(entries, s, generation, text, begin, end, tag, seed):
+    """Enter positions begin..end-1 of a request's text as places whose next token can be drafted.
 
     entries: (slot, generation, position, all int32; prev int32, head; count (1,)).
     """
@@ -154,36 +159,46 @@ def _link(entries, s, generation, text, lo, begin, end, tag, seed):
     bucket_mask = head.shape[1] - 1
     if mask < 0:
         return
+    hashes = np.empty(NUM_ORDERS, dtype=np.int64)
     for p in range(begin, end):
         e = count[0]
         i = e & mask
         slot[i] = s
         generations[i] = generation
         position[i] = p
-        h = np.int64(seed)
-        o = NUM_ORDERS - 1
-        for d in range(min(ORDERS[0], p + 1)):
-            h = h * HASH_MULTIPLIER + (tag + text[lo + p - d]) + 1
-            if d + 1 == ORDERS[o]:
-                b = _mix(h, bucket_mask)
-                q = head[o, b]
-                prev[o, i] = e + 1 - q if q > 0 and e + 1 - q <= mask else 0
-                head[o, b] = e + 1
-                o -= 1
-        while o >= 0:
+        first = _hash_suffixes(text, text.shape[0] - 1, p, p + 1, tag, seed, hashes)
+        for o in range(NUM_ORDERS):
             prev[o, i] = 0
-            o -= 1
+            if o >= first:
+                b = _mix(hashes[o], bucket_mask)
+                q = head[o, b]
+                if q > 0 and e + 1 - q <= mask:
+                    prev[o, i] = e + 1 - q
+                head[o, b] = e + 1
         count[0] = e + 1
 
 
 @njit(cache=True)
 def _live_occurrences(
-    entries, generations, text, offset, end, prompt_end, tag, seed, s, out_pos, out_end, out_len, out_weight
+    entries,
+    generations,
+    text,
+    own,
+    offset,
+    end,
+    prompt_end,
+    tag,
+    hashes,
+    s,
+    out_pos,
+    out_end,
+    out_len,
+    out_weight,
 ):
     """Find where the suffix of slot s's text occurred in what other live requests of its namespace said.
 
-    text: of all live requests; offset, end, prompt_end, tag, generations: by slot. out_pos receives the index in `text`
-    after each occurrence, out_end that of its request's end; the rest is as in `_occurrences`.
+    text: of all live requests; own: of s alone; offset, end, prompt_end, tag, generations: by slot. out_pos receives
+    the index in `text` after each occurrence, out_end that of its request's end; the rest is as in `_occurrences`.
     """
     slot, generation, position, prev, head, entered = entries
     mask = slot.shape[0] - 1
@@ -192,22 +207,13 @@ def _live_occurrences(
         return 0
     oldest = entered[0] - mask - 1
     size = end[s]
-    last = offset[s] + size - 1
-    hashes = np.zeros(NUM_ORDERS, dtype=np.int64)
-    h = np.int64(seed)
-    o = NUM_ORDERS - 1
-    for d in range(min(ORDERS[0], size)):
-        h = h * HASH_MULTIPLIER + (tag[s] + text[last - d]) + 1
-        if d + 1 == ORDERS[o]:
-            hashes[o] = _mix(h, bucket_mask)
-            o -= 1
     count = 0
     above = np.int64(1 << 40)
     for o in range(NUM_ORDERS):
         k = ORDERS[o]
         if size < k or count >= MAX_OCCURRENCES:
             continue
-        e = head[o, hashes[o]] - 1
+        e = head[o, _mix(hashes[o], bucket_mask)] - 1
         steps = 0
         found = 0
         recency = 1.0
@@ -220,10 +226,8 @@ def _live_occurrences(
             p = np.int64(position[i])
             if r >= 0 and r != s and generation[i] == generations[r] and tag[r] == tag[s] and p + 1 < end[r]:
                 at = offset[r] + p
-                limit = min(MAX_MATCH, min(p + 1 - max(0, prompt_end[r] - PROMPT_TAIL), size))
-                n = 0
-                while n < limit and text[at - n] == text[last - n]:
-                    n += 1
+                tail = offset[r] + max(0, prompt_end[r] - PROMPT_TAIL)
+                n = _match_length(text, at, tail, own, own.shape[0] - 1, size - 1, 0)
                 if k <= n < above:
                     out_pos[count] = at + 1
                     out_end[count] = offset[r] + end[r]

@@ -9,8 +9,10 @@ from numba import njit
 
 from drafters._index_kernels import (
     MAX_OCCURRENCES,
+    NUM_ORDERS,
     SEPARATOR,
     _append,
+    _hash_suffixes,
     _link,
     _live_occurrences,
     _mix,
@@ -250,6 +252,7 @@ def _propose_batch(
     tag, seed = namespace
     s_text, s_prev, s_head = shared
     length, token_ids, reach, features, leader, source = drafts
+    hashes = np.zeros(NUM_ORDERS, dtype=np.int64)
     pos = np.empty(3 * MAX_OCCURRENCES, dtype=np.int64)
     stops = np.empty(3 * MAX_OCCURRENCES, dtype=np.int64)
     match = np.empty(3 * MAX_OCCURRENCES, dtype=np.int64)
@@ -259,27 +262,40 @@ def _propose_batch(
         lo, hi = offset[s], offset[s] + capacity[s]
         own = text[lo:hi]
         n_own = _occurrences(
-            own, prev[:, lo:hi], head[:, lo:hi], 0, own, end[s], True, 0, 0, anchor[s], pos, match, weight
+            own,
+            prev[:, lo:hi],
+            head[:, lo:hi],
+            0,
+            own,
+            end[s],
+            True,
+            0,
+            hashes,
+            anchor[s],
+            pos,
+            match,
+            weight,
         )
         n = n_live = n_own
         if tag[s] >= 0:
+            _hash_suffixes(own, own.shape[0] - 1, end[s] - 1, end[s], tag[s], seed[s], hashes)
             n_live += _live_occurrences(
                 entries,
                 generation,
                 text,
+                own,
                 offset,
                 end,
                 prompt_end,
                 tag,
-                seed[s],
+                hashes,
                 s,
                 pos[n_own:],
                 stops[n_own:],
                 match[n_own:],
                 weight[n_own:],
             )
-            n = n_live
-            n += _occurrences(
+            n = n_live + _occurrences(
                 s_text,
                 s_prev,
                 s_head,
@@ -288,7 +304,7 @@ def _propose_batch(
                 end[s],
                 False,
                 tag[s],
-                seed[s],
+                hashes,
                 -1,
                 pos[n_live:],
                 match[n_live:],
@@ -390,4 +406,4 @@ def _observe_batch(
         begin = max(end[s], prompt_end[s] - 1)
         end[s] = _append(text[lo:hi], prev[:, lo:hi], head[:, lo:hi], end[s], 0, new, 0, 0)
         if tag[s] >= 0:
-            _link(entries, s, generation[s], text, lo, max(begin, 0), end[s], tag[s], seed[s])
+            _link(entries, s, generation[s], text[lo:hi], max(begin, 0), end[s], tag[s], seed[s])
