@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_specx.cli import bench, calibrate, demo, plan, regret, replay, version, warm
+from vllm_specx.cli import bench, calibrate, demo, plan, regret, replay, train, version, warm
 from vllm_specx.cli._edge import OneLineErrors
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app.command("demo")(demo.demo)
 app.command("plan")(plan.plan)
 app.command("regret")(regret.regret)
 app.command("replay")(replay.replay)
+app.add_typer(train.app, name="train")
 app.command("warm")(warm.warm)
 app.command("version")(version.version)
 

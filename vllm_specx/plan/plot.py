@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -20,17 +20,10 @@ def plot_plan(plan: Plan, path: Path) -> None:
         BenchError: matplotlib is not installed, or the file cannot be written.
 
     """
-    try:
-        from matplotlib.figure import Figure  # not pyplot: no window, no global state
-        from matplotlib.ticker import MaxNLocator
-    except ImportError as error:
-        raise BenchError(
-            f"--plot needs the package matplotlib, which cannot be imported ({error}); "
-            "`pip install 'vllm-specx[plot]'` brings it"
-        ) from error
+    figure = new_figure()
+    from matplotlib.ticker import MaxNLocator
 
     n = np.arange(len(plan.speedups))
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.add_subplot()
     axes.plot(n, plan.speedups, marker=".", color="C0", label="speedup")
     axes.plot(plan.optimal_n, plan.speedup, marker="o", color="C3", linestyle="none", label=_optimum(plan))
@@ -50,6 +43,23 @@ def plot_plan(plan: Plan, path: Path) -> None:
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.legend(fontsize="small")
+    save_figure(figure, path)
+
+
+def new_figure() -> Any:
+    """An empty matplotlib figure. Raises BenchError if matplotlib is not installed."""
+    try:
+        from matplotlib.figure import Figure  # not pyplot: no window, no global state
+    except ImportError as error:
+        raise BenchError(
+            f"--plot needs the package matplotlib, which cannot be imported ({error}); "
+            "`pip install 'vllm-specx[plot]'` brings it"
+        ) from error
+    return Figure(figsize=(7, 4.5), layout="constrained")
+
+
+def save_figure(figure: Any, path: Path) -> None:
+    """Write a figure in the format that the file's name asks for. Raises BenchError if that cannot be done."""
     try:
         figure.savefig(path, dpi=150)
     except OSError as error:
