@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from vllm_specx.config import SpecxConfig
     from vllm_specx.memory.control import forget, purge
+    from vllm_specx.proposers.eagle3 import AdaptiveEagle3Proposer
+    from vllm_specx.proposers.hybrid import HybridProposer
     from vllm_specx.proposers.suffix_tree import SuffixTreeProposer
     from vllm_specx.scheduler import AdaptiveAsyncScheduler, AdaptiveScheduler
     from vllm_specx.switch import set_enabled
@@ -13,7 +15,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "AdaptiveAsyncScheduler",
+    "AdaptiveEagle3Proposer",
     "AdaptiveScheduler",
+    "HybridProposer",
     "SpecxConfig",
     "SuffixTreeProposer",
     "__version__",
@@ -24,7 +28,9 @@ __all__ = [
 
 _HOME = {
     "AdaptiveAsyncScheduler": "vllm_specx.scheduler",
+    "AdaptiveEagle3Proposer": "vllm_specx.proposers.eagle3",
     "AdaptiveScheduler": "vllm_specx.scheduler",
+    "HybridProposer": "vllm_specx.proposers.hybrid",
     "SpecxConfig": "vllm_specx.config",
     "SuffixTreeProposer": "vllm_specx.proposers.suffix_tree",
     "forget": "vllm_specx.memory.control",

@@ -51,6 +51,9 @@ class SpecxConfig:
         0.0, 0.0, 1e9, "seconds between two saves into memory_path; 0: only when the engine ends"
     )
     adaptive: bool = _option(False, 0, 1, "choose every step how many tokens vLLM's own drafter drafts")
+    hybrid: bool = _option(
+        False, 0, 1, "with vLLM's method eagle3: draft from the suffix tree, too, whichever promises more"
+    )
     max_draft_share: float = _option(
         0.5, 0.0, 1.0, "share of a step's token budget that drafts may take, so that prompts always get on"
     )
@@ -87,6 +90,11 @@ class SpecxConfig:
                     f"{KEY}.{f.name} has no effect with {KEY}.adaptive, which drives vLLM's own drafters: "
                     "remove one of them"
                 )
+        if self.hybrid and self.alpha is not None:
+            raise ConfigError(
+                f"{KEY}.alpha has no place for the passes of a head: remove it or {KEY}.hybrid; `{KEY}.costs` can "
+                "name a measured table"
+            )
         if not self.shared:
             for f in fields(self):
                 if f.name in _NEED_SHARED and getattr(self, f.name) != f.default:

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from typing import Any
 
-from vllm_specx import _compat, config, request_options
+from vllm_specx import _compat, config, heads, hybrid, request_options
 from vllm_specx.scheduling import methods
 
 _PREFIX = "vllm_specx."
 PROPOSERS = ("SuffixTreeProposer",)
+_NAME = "_specx_name"  # attribute of a SpeculativeConfig until its VllmConfig takes it
 SHUTDOWN_SECONDS = 15  # at most; vLLM allows as much on ROCm
 
 
@@ -20,10 +21,11 @@ def register() -> None:
 
     """
     _compat.install()
-    from vllm.config import VllmConfig
+    from vllm.config import SpeculativeConfig, VllmConfig
 
     from vllm_specx._compat.apply import replace
 
+    replace(SpeculativeConfig, "__post_init__", _named, patch="heads")
     replace(VllmConfig, "__post_init__", _checked, patch="config-check")
     request_options.install()
 
@@ -40,6 +42,10 @@ def check_config(vllm_config: Any) -> None:
         methods.check(vllm_config)
         _check_costs(config.SpecxConfig.from_vllm(vllm_config))
         return
+    if hybrid.is_wanted(vllm_config):
+        hybrid.check(vllm_config)
+        _check_ours(vllm_config)
+        return
     speculative = vllm_config.speculative_config
     model = speculative.model if speculative is not None else None
     additional = vllm_config.additional_config
@@ -53,6 +59,12 @@ def check_config(vllm_config: Any) -> None:
         return
     if model.removeprefix(_PREFIX) not in PROPOSERS:
         raise config.ConfigError(f"vllm-specx has no proposer {model!r}; known are {_names()}")
+    _check_ours(vllm_config)
+
+
+def _check_ours(vllm_config: Any) -> None:
+    """What holds for every proposer of ours."""
+    speculative = vllm_config.speculative_config
     options = config.SpecxConfig.from_vllm(vllm_config)
     if _is_on_this_machine(vllm_config.parallel_config):
         _check_costs(options)
@@ -81,11 +93,15 @@ def prepare_config(vllm_config: Any) -> None:
         ConfigError: adaptive lengths are wanted where they would be ignored or could not work.
 
     """
+    _take_names(vllm_config)
     if methods.is_wanted(vllm_config):
         from vllm.logger import init_logger
 
         methods.check(vllm_config)
         methods.prepare(vllm_config, init_logger("vllm.specx").warning_once)
+    elif hybrid.is_wanted(vllm_config):
+        hybrid.check(vllm_config)
+        hybrid.prepare(vllm_config)
 
 
 def complete_config(vllm_config: Any) -> None:
@@ -112,7 +128,33 @@ def _check_costs(options: config.SpecxConfig) -> None:
 
 
 def _names() -> str:
-    return ", ".join(_PREFIX + name for name in PROPOSERS)
+    return ", ".join([*(_PREFIX + name for name in PROPOSERS), heads.ADAPTIVE, heads.HYBRID])
+
+
+def _named(original: Callable[..., None]) -> Any:
+    def __post_init__(self: Any) -> None:
+        named = heads.split_name(self.model)
+        if named is not None:
+            if self.method not in (None, "eagle3"):
+                raise config.ConfigError(
+                    f"{self.model} is method 'eagle3', not {self.method!r}: leave the method out"
+                )
+            self.model = heads.find_head(*named, self.target_model_config, self.num_speculative_tokens)
+            self.method = "eagle3"
+        original(self)
+        if named is not None:
+            self.__dict__[_NAME] = named[0]
+
+    return __post_init__
+
+
+def _take_names(vllm_config: Any) -> None:
+    """Turn the name of a class, which stood for vLLM's method eagle3, into the option that it means."""
+    name = vars(vllm_config.speculative_config or vllm_config).pop(_NAME, None)
+    if name is not None:
+        options = vllm_config.additional_config.setdefault(config.KEY, {})
+        if isinstance(options, dict):
+            options["hybrid" if name == heads.HYBRID else "adaptive"] = True
 
 
 def _checked(original: Callable[..., None]) -> Any:

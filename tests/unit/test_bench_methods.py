@@ -5,7 +5,7 @@ import pytest
 from vllm_specx.bench import methods as subject
 from vllm_specx.bench.engine import clear_draft_memory
 from vllm_specx.bench.errors import BenchError
-from vllm_specx.bench.methods import METHODS, Method, choose, engine_options
+from vllm_specx.bench.methods import DEFAULT, METHODS, Method, choose, engine_options
 from vllm_specx.bench.runner import rotation
 from vllm_specx.bench.settings import BenchSettings
 
@@ -15,7 +15,7 @@ def settings(tmp_path, **more):
 
 
 def test_default_methods_are_the_known_ones(tmp_path):
-    assert settings(tmp_path).methods == tuple(METHODS)
+    assert settings(tmp_path).methods == DEFAULT
 
 
 def test_options_for_vllm(tmp_path):

@@ -27,7 +27,8 @@ class BenchSettings:
     model: str
     prompts: Mapping[str, Path]
     methods: tuple[str, ...] = knob(
-        ("none", "ngram", "suffix", "suffix-tree"), "Comma-separated methods to compare."
+        ("none", "ngram", "suffix", "suffix-tree"),
+        "Comma-separated methods to compare: these, eagle3, eagle3-adaptive, hybrid; NAME:N sets N draft tokens.",
     )
     concurrency: tuple[int, ...] = knob((1,), "Comma-separated numbers of requests kept in flight.", 1)
     repeats: int = knob(3, "How often each cell is measured; two or more give an interval.", 1)
@@ -38,7 +39,10 @@ class BenchSettings:
         None, "Longest prompt plus output in tokens (the model's own if unset).", 2
     )
     max_tokens: int = knob(256, "Output cap for prompt rows that carry none.", 1)
-    num_speculative_tokens: int = knob(16, "Most draft tokens a step, for suffix-tree.", 1)
+    num_speculative_tokens: int = knob(16, "Most draft tokens a step, for suffix-tree and hybrid.", 1)
+    head: str | None = knob(
+        None, "EAGLE-3 head for the methods with one (unset: the one that comes with vllm-specx)."
+    )
     specx_options: Mapping[str, Any] | None = knob(
         None, "Options of our proposers, as JSON (additional_config.specx)."
     )

@@ -32,6 +32,7 @@ def bench(
     num_speculative_tokens: Annotated[int, typer.Option(help=help_text("num_speculative_tokens"))] = default(
         "num_speculative_tokens"
     ),
+    head: Annotated[str | None, typer.Option(help=help_text("head"))] = default("head"),
     specx_options: Annotated[str | None, typer.Option(help=help_text("specx_options"))] = None,
     json_path: Annotated[
         Path | None, typer.Option("--json", help="Write every run and where it comes from.")
@@ -66,6 +67,7 @@ def bench(
             max_model_len=max_model_len,
             max_tokens=max_tokens,
             num_speculative_tokens=num_speculative_tokens,
+            head=head,
             specx_options=_options(specx_options),
             prefix_caching=prefix_caching,
             kv_cache_gib=kv_cache_gib,

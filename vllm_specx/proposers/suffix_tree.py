@@ -15,6 +15,7 @@ from vllm_specx.proposers._gate import checked_drafts
 from vllm_specx.proposers._lengths import StepMeter, make_policy, within
 from vllm_specx.proposers._memory import make_keeper, watch_weights
 from vllm_specx.proposers._requests import RequestTracker
+from vllm_specx.tuner import Step
 
 logger = init_logger("vllm.specx")
 _NO_DRAFT = Draft(np.empty(0, dtype=np.int32), np.empty(0))
@@ -158,7 +159,7 @@ class SuffixTreeProposer:
     def _propose(
         self, sampled: Sequence[Sequence[int]], num_tokens: Any, token_ids: Any, context: Any
     ) -> list[list[int]]:
-        self._policy.update(self._meter.measure(context, sampled))
+        self._learn(self._meter.measure(context, sampled), context, sampled)
         rows = self._requests.sync(context, sampled, num_tokens, token_ids)
         verified = context.num_draft_tokens
         for row in rows:
@@ -172,7 +173,7 @@ class SuffixTreeProposer:
             self._limit(context, request_id, int(num_tokens[row]))
             for row, request_id in zip(rows, request_ids, strict=True)
         ]
-        drafts = self._draft(request_ids, limits)
+        drafts = self._draft(rows, request_ids, limits)
         if self._is_enabled:
             lengths = within(self._policy.choose([draft.reach for draft in drafts]), self._room)
             if logger.isEnabledFor(logging.DEBUG):
@@ -191,6 +192,10 @@ class SuffixTreeProposer:
         self._offered = dict(zip(request_ids, map(len, chosen), strict=True))
         return result
 
+    def _learn(self, step: Step, context: Any, sampled: Sequence[Sequence[int]]) -> None:
+        """Account for the step that has just been sampled."""
+        self._policy.update(step)
+
     def _limit(self, context: Any, request_id: str, num_tokens: int) -> int:
         """Most draft tokens of a request; of these and the bonus token, none may lie beyond max_model_len."""
         if not self._is_enabled:
@@ -198,7 +203,9 @@ class SuffixTreeProposer:
         by_itself = self._requests.max_draft(request_id, context.requests[request_id])
         return max(0, min(context.num_spec_tokens, context.max_model_len - num_tokens - 1, by_itself))
 
-    def _draft(self, request_ids: Sequence[str], limits: Sequence[int]) -> list[Draft]:
+    def _draft(
+        self, rows: Sequence[int], request_ids: Sequence[str], limits: Sequence[int]
+    ) -> Sequence[Draft]:
         """One draft per request; the drafter looks only for those that may have one."""
         # One is asked for in any case: until then the drafter puts off what it observes.
         asked = [i for i, limit in enumerate(limits) if limit] or list(range(len(limits)))[:1]

@@ -1,0 +1,136 @@
+"""AdaptiveScheduler with each kind of drafter that vLLM runs itself, beyond n-gram (see test_adaptive_scheduler.py)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_prompts import token_prompts
+from engines import make_engine, scheduler_of
+from vllm import SamplingParams
+
+from vllm_specx.scheduler import AdaptiveScheduler
+
+ADAPTIVE = {"specx": {"adaptive": True}}
+PARAMS = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, detokenize=False)
+TINY = {
+    "model_type": "qwen2",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "hidden_act": "silu",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def lengths_of(llm: Any) -> list[int]:
+    """The lengths that the scheduler asks for, from now on."""
+    scheduler, lengths = scheduler_of(llm), []
+    update = scheduler.update_from_output
+
+    def recording(output: Any, result: Any) -> Any:
+        lengths.append(output.num_spec_tokens_to_schedule)
+        return update(output, result)
+
+    scheduler.update_from_output = recording
+    return lengths
+
+
+def tokens_of(llm: Any, prompts: Any) -> list[list[int]]:
+    return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, PARAMS, use_tqdm=False)]
+
+
+def check(llm: Any, wanted: list[list[int]], prompts: Any, most: int) -> None:
+    """Same tokens as plain decoding with lengths that it chooses, and with any lengths."""
+    scheduler = scheduler_of(llm)
+    assert type(scheduler) is AdaptiveScheduler
+    lengths = lengths_of(llm)
+    for _ in range(2):
+        assert tokens_of(llm, prompts) == wanted
+    assert max(lengths) > 0
+    assert scheduler.controller.tuner.costs.num_learned > 5
+    lengths.clear()
+    rng = np.random.default_rng(0)
+    scheduler.controller.tuner.choose = lambda num_requests: int(rng.integers(most + 1))
+    assert tokens_of(llm, prompts) == wanted
+    assert set(lengths) == set(range(most + 1))
+    assert scheduler.controller is not None
+
+
+def test_a_small_model_of_its_own(plain: Any, model_dir: Path, tmp_path: Path) -> None:
+    """Another model with the target's vocabulary and random weights: what it drafts is wrong, and nothing else is."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    target = json.loads((model_dir / "config.json").read_text())
+    torch.manual_seed(0)
+    small = LlamaConfig(
+        **{key: TINY[key] for key in ("hidden_size", "intermediate_size", "num_hidden_layers")},
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=target["vocab_size"],
+        max_position_embeddings=target["max_position_embeddings"],
+    )
+    LlamaForCausalLM(small).save_pretrained(tmp_path / "draft")
+    llm = make_engine(
+        model_dir,
+        speculative_config={
+            "method": "draft_model",
+            "model": str(tmp_path / "draft"),
+            "num_speculative_tokens": 3,
+        },
+        additional_config=ADAPTIVE,
+    )
+    prompts = token_prompts(plain)[8:14]
+    check(llm, tokens_of(plain, prompts), prompts, 3)
+    assert scheduler_of(llm).controller.tuner.acceptance.mean[0] < 0.3
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_mtp(tmp_path: Path) -> None:
+    """MiMo, a Qwen2 with one module that predicts a further token; tiny, and with made-up weights."""
+    folder = tmp_path / "mimo"
+    folder.mkdir()
+    config = TINY | {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    options = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 128}
+    prompts = [
+        {"prompt_token_ids": [int(t) for t in np.random.default_rng(i).integers(256, size=9 + 5 * i)]}
+        for i in range(6)
+    ]
+    wanted = tokens_of(make_engine(folder, **options), prompts)
+    llm = make_engine(
+        folder,
+        speculative_config={"method": "mtp", "num_speculative_tokens": 3},
+        additional_config=ADAPTIVE,
+        **options,
+    )
+    check(llm, wanted, prompts, 3)
+
+
+@pytest.mark.parametrize("sample", ["greedy", "probabilistic"])
+def test_eagle3(plain: Any, model_dir: Path, sample: str) -> None:
+    """By the name of our class alone: the head that comes with vllm-specx."""
+    llm = make_engine(
+        model_dir,
+        speculative_config={
+            "model": "vllm_specx.AdaptiveEagle3Proposer",
+            "num_speculative_tokens": 4,
+            "draft_sample_method": sample,
+        },
+    )
+    assert llm.llm_engine.vllm_config.speculative_config.method == "eagle3"
+    prompts = token_prompts(plain)[:8]
+    check(llm, tokens_of(plain, prompts), prompts, 4)
+    assert scheduler_of(llm).controller.tuner.acceptance.mean[0] > 0.4

@@ -1,0 +1,97 @@
+"""Puts our hybrid between vLLM's model runner and its EAGLE-3 drafter.
+
+One method of the runner is wrapped, which it calls once its EAGLE-3 head is loaded. A runner whose configuration wants
+a hybrid gets a `propose_draft_token_ids` of its own then, which asks the hybrid, which asks the method that was there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vllm_specx._compat.apply import replace
+from vllm_specx._compat.context import ProposerContext
+from vllm_specx._compat.versions import check_supported
+from vllm_specx.config import SpecxConfig
+
+PATCH = "hybrid-runner"
+# What is called on a drafter from outside (see drafter_calls and bench.engine).
+_CALLS = ("forget", "on_weights_changed", "purge", "reset_memory", "set_enabled")
+
+
+def install() -> None:
+    """Wrap `GPUModelRunner._setup_eagle3_aux_hidden_state_outputs`. Imports it. Idempotent."""
+    check_supported()
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    from vllm_specx._compat import drafter_calls
+
+    replace(GPUModelRunner, "_setup_eagle3_aux_hidden_state_outputs", _set_up, patch=PATCH)
+    drafter_calls.install_worker_side()
+
+
+def _set_up(original: Callable[..., Any]) -> Any:
+    def _setup_eagle3_aux_hidden_state_outputs(self: Any) -> None:
+        original(self)
+        if getattr(self, "drafter", None) is not None and SpecxConfig.from_vllm(self.vllm_config).hybrid:
+            _attach(self)
+
+    return _setup_eagle3_aux_hidden_state_outputs
+
+
+def _attach(runner: Any) -> None:
+    from vllm_specx.proposers.hybrid import HybridProposer
+
+    hybrid = HybridProposer(runner.vllm_config, runner.drafter)
+    hybrid.load_model(runner.get_model())
+    runner.drafter.specx = hybrid
+    for name in _CALLS:
+        setattr(runner.drafter, name, getattr(hybrid, name))
+    draft = runner.propose_draft_token_ids
+
+    def propose_draft_token_ids(
+        scheduler_output: Any,
+        sampled_token_ids: Any,
+        sampling_metadata: Any,
+        hidden_states: Any,
+        sample_hidden_states: Any,
+        aux_hidden_states: Any,
+        spec_decode_metadata: Any,
+        common_attn_metadata: Any,
+        slot_mappings: Any,
+    ) -> list[list[int]]:
+        context = ProposerContext(
+            req_ids=runner.input_batch.req_ids.copy(),
+            requests=runner.requests,
+            scheduler_output=scheduler_output,
+            num_spec_tokens=scheduler_output.num_spec_tokens_to_schedule,
+            max_model_len=runner.max_model_len,
+            num_draft_tokens=None if spec_decode_metadata is None else spec_decode_metadata.num_draft_tokens,
+            target_token_ids=None,
+            sample_hidden_states=sample_hidden_states,
+            aux_hidden_states=aux_hidden_states,
+        )
+
+        def run(depth: int) -> Any:
+            scheduler_output.num_spec_tokens_to_schedule = depth
+            return draft(
+                scheduler_output,
+                sampled_token_ids,
+                sampling_metadata,
+                hidden_states,
+                sample_hidden_states,
+                aux_hidden_states,
+                spec_decode_metadata,
+                common_attn_metadata,
+                slot_mappings,
+            )
+
+        batch = runner.input_batch
+        drafts = hybrid.propose_with(
+            run, sampled_token_ids, batch.num_tokens_no_spec, batch.token_ids_cpu, context
+        )
+        if runner._draft_probs is not None:
+            runner._draft_probs = hybrid.probabilities(runner._draft_probs, drafts)
+        return drafts
+
+    runner.propose_draft_token_ids = propose_draft_token_ids

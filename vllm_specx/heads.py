@@ -1,0 +1,115 @@
+"""Which EAGLE-3 head a name in --speculative-config means, and whether it fits the target. Imports no vLLM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Final
+
+from vllm_specx.config import MAX_SPECULATIVE_TOKENS, ConfigError
+
+ADAPTIVE: Final = "vllm_specx.AdaptiveEagle3Proposer"
+HYBRID: Final = "vllm_specx.HybridProposer"
+BUNDLED: Final = Path(__file__).resolve().parent.parent / "drafters" / "heads"
+PLUGIN_MISSING: Final = (
+    "this name stands for vLLM's method eagle3, and only the plug-in of vllm-specx knows it: VLLM_PLUGINS keeps vLLM "
+    "from loading it, add specx to it"
+)
+_WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt")
+
+
+def split_name(model: Any) -> tuple[str, str] | None:
+    """Return (class, head) of "vllm_specx.Class" or "vllm_specx.Class:HEAD"; None if it names neither class."""
+    if not isinstance(model, str):
+        return None
+    name, _, head = model.partition(":")
+    return (name, head) if name in (ADAPTIVE, HYBRID) else None
+
+
+def find_head(name: str, head: str, target: Any, num_tokens: int | None = None) -> str:
+    """Return the folder (or hub name) of the head.
+
+    Args:
+        name: the class that was named.
+        head: what followed it; empty: a head of ours that fits the target.
+        target: vLLM's ModelConfig of the target.
+        num_tokens: most draft tokens, if that is known.
+
+    Raises:
+        ConfigError: there is none, or it does not fit.
+
+    """
+    if head:
+        folder = Path(head).expanduser()
+        if folder.exists():
+            check_head(folder, target, num_tokens)
+            return str(folder)
+        return head  # a name of the hub: vLLM says whether it exists
+    config = target.hf_text_config
+    wanted = (config.hidden_size, config.vocab_size, config.num_hidden_layers)
+    for path in sorted(BUNDLED.glob("*/config.json")):
+        fits = json.loads(path.read_text(encoding="utf-8")).get("target", {})
+        if (fits.get("hidden_size"), fits.get("vocab_size"), fits.get("num_hidden_layers")) == wanted:
+            check_head(path.parent, target, num_tokens)
+            return str(path.parent)
+    raise ConfigError(
+        f"vllm-specx brings no EAGLE-3 head for {target.model} (hidden size, vocabulary, layers: {wanted}): name one "
+        f"as '{name}:FOLDER'; `specx train eagle3` makes one"
+    )
+
+
+def check_head(folder: Path, target: Any, num_tokens: int | None = None) -> None:
+    """Refuse, before an engine starts, a head that could not work with the target.
+
+    Raises:
+        ConfigError: it is incomplete, or its sizes are those of another target.
+
+    """
+    where = f"EAGLE-3 head {folder}"
+    try:
+        head = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{where}: no readable config.json: {error}") from error
+    if not isinstance(head, dict):
+        raise ConfigError(f"{where}: config.json is not an object")
+    if not any(list(folder.glob(pattern)) for pattern in _WEIGHTS):
+        raise ConfigError(f"{where}: no weights ({', '.join(_WEIGHTS)})")
+    architectures = head.get("architectures") or []
+    if not any("Eagle3" in str(name) for name in architectures):
+        raise ConfigError(f"{where}: architectures {architectures} name no EAGLE-3 head")
+    config = target.hf_text_config
+    pairs = (
+        ("hidden size", head.get("target_hidden_size", head.get("hidden_size")), config.hidden_size),
+        ("vocabulary", head.get("vocab_size"), config.vocab_size),
+    )
+    for what, found, wanted in pairs:
+        if found is not None and found != wanted:
+            raise ConfigError(f"{where} has {what} {found}, the target {target.model} has {wanted}")
+    layers = (head.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []
+    if beyond := [layer for layer in layers if not 0 <= layer <= config.num_hidden_layers]:
+        raise ConfigError(
+            f"{where} reads layers {beyond}, the target {target.model} has {config.num_hidden_layers} layers"
+        )
+    positions = head.get("max_position_embeddings")
+    most = (
+        min(MAX_SPECULATIVE_TOKENS, positions - 2) if isinstance(positions, int) else MAX_SPECULATIVE_TOKENS
+    )
+    if num_tokens is not None and not 1 <= num_tokens <= most:
+        raise ConfigError(
+            f"{where}: num_speculative_tokens must be within [1, {most}] (vLLM verifies at most "
+            f"{MAX_SPECULATIVE_TOKENS}, the head has {positions} positions), got {num_tokens}"
+        )
+    for path in folder.glob("*.safetensors"):
+        _check_weights(path, where)
+
+
+def _check_weights(path: Path, where: str) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            names = set(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{where}: {path.name} is damaged: {error}") from error
+    if not any(name.endswith("fc.weight") for name in names):
+        raise ConfigError(f"{where}: {path.name} has no tensor fc.weight: not an EAGLE-3 head")

@@ -1,0 +1,101 @@
+"""How many tokens an autoregressive drafter should draft for a batch of which it need not serve every request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+_FIRST_PROBE: Final = 16  # steps without a draft of the head before one is made to see
+_LAST_PROBE: Final = 256
+_PROBE_DEPTH: Final = 2
+_PROBE_SHARE: Final = 0.01  # of the time since the last look, for reading to the head
+_SLEEP: Final = 24  # steps in which no pass paid
+_HORIZON: Final = 32
+
+
+class DepthRule:
+    """Renewal reward for the passes of a head, before they are run.
+
+    With R the long-run rate and a price per draft token of R times the seconds that it adds to verification, a request
+    is worth sum(max(0, reach - price)) by the draft that suits it better. Of all depths the one is taken whose worth,
+    summed over the batch, exceeds R times the seconds of its passes by most.
+
+    A head that has not been worth a pass for a while sleeps: not even what was verified is read to it. Waking it costs
+    the reading of its backlog, which must be earned within `_HORIZON` steps.
+
+    Args:
+        max_n: deepest draft.
+
+    Attributes:
+        token_price: what a draft token had to promise in the last decision, in tokens.
+        is_asleep: whether the head should make no pass in this step.
+
+    """
+
+    def __init__(self, max_n: int) -> None:
+        self.max_n = max_n
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget how long nothing was drafted."""
+        self.token_price = 0.0
+        self.is_asleep = False
+        self._num_idle = 0
+        self._num_waited = 0
+        self._wait = _FIRST_PROBE
+
+    def choose(
+        self,
+        policy: Any,
+        others: Sequence[NDArray[np.float64]],
+        expected: NDArray[np.float64],
+        can: NDArray[np.bool_],
+        backlog: int = 0,
+    ) -> int:
+        """Return how many tokens to draft for every request.
+
+        Args:
+            policy: MeasuredCosts; its costs and its last decision are read.
+            others: reach of each request's other draft, float64 (n_i,).
+            expected: reach of the head's draft, float64 (deepest,), the same for all requests.
+            can: bool (requests,), whether the head can draft for it at all.
+            backlog: tokens that the head has not read.
+
+        """
+        b, deepest = len(others), len(expected) if can.any() else 0
+        if b == 0 or deepest == 0:
+            return self._idle(0.0, 0.0, 0)
+        last = policy.tuner.last
+        num_draft = last.num_draft_tokens if last is not None and last.num_requests == b else b
+        passes = np.maximum(1, np.arange(deepest + 1))
+        sizes = np.array([num_draft, num_draft + b])
+        low, high = policy.costs.seconds(b, sizes, np.ones(2, dtype=np.int64)).tolist()
+        plain = float(policy.costs.seconds(b, 0, 0))
+        rate = max(1.0, last.speedup if last is not None else 1.0) * b / plain
+        times = policy.costs.seconds(b, np.full(deepest + 2, num_draft), np.append(passes, 2))
+        one_pass = float(times[-1] - times[0])
+        self.token_price = price = rate * (high - low) / b
+        own = np.concatenate(([0.0], np.cumsum(np.maximum(0.0, expected - price))))
+        other = np.array([np.maximum(0.0, reach - price).sum() for reach in others])
+        worth = np.maximum(own * can[:, None], other[:, None]).sum(axis=0) - rate * (times[:-1] - times[0])
+        depth = int(np.argmax(worth))
+        reading = backlog * one_pass / b
+        if depth and (worth[depth] - worth[0]) * _HORIZON >= rate * reading:
+            self.is_asleep = False
+            self._num_idle, self._num_waited, self._wait = 0, 0, _FIRST_PROBE
+            return depth
+        return self._idle(reading, plain, deepest)
+
+    def _idle(self, reading: float, plain: float, deepest: int) -> int:
+        """Nothing pays: look again from time to time, at a cost that is bounded, and fall asleep."""
+        self._num_idle += 1
+        self._num_waited += 1
+        if deepest and self._num_waited >= self._wait and reading <= _PROBE_SHARE * plain * self._num_waited:
+            self._num_waited, self._wait = 0, min(2 * self._wait, _LAST_PROBE)
+            self.is_asleep = False
+            return min(_PROBE_DEPTH, deepest)
+        self.is_asleep = self._num_idle >= _SLEEP
+        return 0
