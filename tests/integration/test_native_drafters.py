@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from engine_prompts import token_prompts
 from engines import make_engine, scheduler_of
+from targets import first_layers, int8
 from vllm import SamplingParams
 
 from vllm_specx.scheduler import AdaptiveScheduler
@@ -97,6 +98,17 @@ def test_a_small_model_of_its_own(plain: Any, model_dir: Path, tmp_path: Path) -
     assert scheduler_of(llm).controller.tuner.acceptance.mean[0] < 0.3
 
 
+def test_the_first_layers_of_the_target(plain: Any, model_dir: Path, tmp_path: Path) -> None:
+    draft = first_layers(model_dir, tmp_path / "draft", 10)
+    llm = make_engine(
+        model_dir,
+        speculative_config={"method": "draft_model", "model": str(draft), "num_speculative_tokens": 2},
+        additional_config=ADAPTIVE,
+    )
+    prompts = token_prompts(plain)[8:14]
+    check(llm, tokens_of(plain, prompts), prompts, 2)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_mtp(tmp_path: Path) -> None:
     """MiMo, a Qwen2 with one module that predicts a further token; tiny, and with made-up weights."""
@@ -134,3 +146,14 @@ def test_eagle3(plain: Any, model_dir: Path, sample: str) -> None:
     prompts = token_prompts(plain)[:8]
     check(llm, tokens_of(plain, prompts), prompts, 4)
     assert scheduler_of(llm).controller.tuner.acceptance.mean[0] > 0.4
+
+
+def test_eagle3_on_a_target_in_8_bits(model_dir: Path, tmp_path: Path) -> None:
+    """The head was trained on the target in 16 bits."""
+    target = int8(model_dir, tmp_path / "int8")
+    speculative = {"model": "vllm_specx.AdaptiveEagle3Proposer", "num_speculative_tokens": 4}
+    reference = make_engine(target)
+    prompts = token_prompts(reference)[:6]
+    llm = make_engine(target, speculative_config=speculative)
+    check(llm, tokens_of(reference, prompts), prompts, 4)
+    assert scheduler_of(llm).controller.tuner.acceptance.mean[0] > 0.3

@@ -12,7 +12,7 @@ _FIRST_PROBE: Final = 16  # steps without a draft of the head before one is made
 _LAST_PROBE: Final = 256
 _PROBE_DEPTH: Final = 2
 _PROBE_SHARE: Final = 0.01  # of the time since the last look, for reading to the head
-_SLEEP: Final = 24  # steps in which no pass paid
+_MEMORY: Final = 24  # steps over which it is found out whether being awake pays
 _HORIZON: Final = 32
 
 
@@ -23,8 +23,9 @@ class DepthRule:
     is worth sum(max(0, reach - price)) by the draft that suits it better. Of all depths the one is taken whose worth,
     summed over the batch, exceeds R times the seconds of its passes by most.
 
-    A head that has not been worth a pass for a while sleeps: not even what was verified is read to it. Waking it costs
-    the reading of its backlog, which must be earned within `_HORIZON` steps.
+    Once awake, a head has to read what was verified whether it drafts or not, so that pass is not counted against a
+    draft. It is counted against being awake: where what the head adds is on average not worth it, the head sleeps.
+    Waking it costs the reading of its backlog, which must be earned within `_HORIZON` steps.
 
     Args:
         max_n: deepest draft.
@@ -43,7 +44,8 @@ class DepthRule:
         """Forget how long nothing was drafted."""
         self.token_price = 0.0
         self.is_asleep = False
-        self._num_idle = 0
+        self._added = 0.0  # tokens a step that being awake adds, on average
+        self._num_steps = 0
         self._num_waited = 0
         self._wait = _FIRST_PROBE
 
@@ -67,35 +69,37 @@ class DepthRule:
         """
         b, deepest = len(others), len(expected) if can.any() else 0
         if b == 0 or deepest == 0:
-            return self._idle(0.0, 0.0, 0)
+            return 0
         last = policy.tuner.last
         num_draft = last.num_draft_tokens if last is not None and last.num_requests == b else b
-        passes = np.maximum(1, np.arange(deepest + 1))
         sizes = np.array([num_draft, num_draft + b])
         low, high = policy.costs.seconds(b, sizes, np.ones(2, dtype=np.int64)).tolist()
         plain = float(policy.costs.seconds(b, 0, 0))
         rate = max(1.0, last.speedup if last is not None else 1.0) * b / plain
-        times = policy.costs.seconds(b, np.full(deepest + 2, num_draft), np.append(passes, 2))
+        passes = np.append(np.maximum(1, np.arange(deepest + 1)), 2)
+        times = policy.costs.seconds(b, np.full(len(passes), num_draft), passes)
         one_pass = float(times[-1] - times[0])
         self.token_price = price = rate * (high - low) / b
         own = np.concatenate(([0.0], np.cumsum(np.maximum(0.0, expected - price))))
         other = np.array([np.maximum(0.0, reach - price).sum() for reach in others])
         worth = np.maximum(own * can[:, None], other[:, None]).sum(axis=0) - rate * (times[:-1] - times[0])
         depth = int(np.argmax(worth))
+        self._num_steps += 1
+        self._added += (float(worth[depth] - worth[0]) - rate * one_pass - self._added) / _MEMORY
         reading = backlog * one_pass / b
-        if depth and (worth[depth] - worth[0]) * _HORIZON >= rate * reading:
-            self.is_asleep = False
-            self._num_idle, self._num_waited, self._wait = 0, 0, _FIRST_PROBE
+        if self.is_asleep:
+            self.is_asleep = self._added <= 0 or self._added * _HORIZON < rate * reading
+        else:
+            self.is_asleep = self._added < 0 and self._num_steps >= _MEMORY
+        if depth and not self.is_asleep:
+            self._num_waited, self._wait = 0, _FIRST_PROBE
             return depth
-        return self._idle(reading, plain, deepest)
+        return self._look_again(reading, plain, deepest)
 
-    def _idle(self, reading: float, plain: float, deepest: int) -> int:
-        """Nothing pays: look again from time to time, at a cost that is bounded, and fall asleep."""
-        self._num_idle += 1
+    def _look_again(self, reading: float, plain: float, deepest: int) -> int:
+        """What the head is worth is known only while it drafts: from time to time it does, at a bounded cost."""
         self._num_waited += 1
-        if deepest and self._num_waited >= self._wait and reading <= _PROBE_SHARE * plain * self._num_waited:
-            self._num_waited, self._wait = 0, min(2 * self._wait, _LAST_PROBE)
-            self.is_asleep = False
-            return min(_PROBE_DEPTH, deepest)
-        self.is_asleep = self._num_idle >= _SLEEP
-        return 0
+        if self._num_waited < self._wait or reading > _PROBE_SHARE * plain * self._num_waited:
+            return 0
+        self._num_waited, self._wait = 0, min(2 * self._wait, _LAST_PROBE)
+        return min(_PROBE_DEPTH, deepest)
