@@ -16,6 +16,8 @@ _NUM_BINS: Final = 12  # of confidence, on a logistic scale
 _WIDEST: Final = 3.0  # log odds of the outermost bins
 _NUM_POSITIONS: Final = 3  # the first, the second, all later ones
 _MEMORY: Final = 1500.0  # outcomes
+_FIRST: Final = 0.55  # acceptance of a first token, until it is known
+_LATER: Final = 0.85  # of a later one, relative to the one before
 _STRENGTH: Final = 6.0  # outcomes that the prior is worth
 
 
@@ -51,10 +53,10 @@ class HeadReach:
     def expected(self, n: int) -> NDArray[np.float64]:
         """Return the reach, float64 (n,), of a draft that is yet to be made."""
         hazards = np.empty(n)
-        prior = 0.5
+        prior = _FIRST
         for k in range(n):
-            prior = (self._hits[k] + _STRENGTH * prior) / (self._tries[k] + _STRENGTH)
-            hazards[k] = prior
+            hazards[k] = (self._hits[k] + _STRENGTH * prior) / (self._tries[k] + _STRENGTH)
+            prior = _LATER * hazards[k]
         return np.asarray(np.cumprod(hazards))
 
     def update(

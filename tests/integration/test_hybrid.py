@@ -65,7 +65,7 @@ def test_any_depth_at_any_step(hybrid: Any, plain: Any, monkeypatch: pytest.Monk
     drafter, rng = proposer_of(hybrid).specx, np.random.default_rng(0)
     depths = []
 
-    def choose(policy: Any, others: Any, expected: Any, can: Any, backlog: int) -> int:
+    def choose(policy: Any, times: Any, others: Any, expected: Any, can: Any, backlog: int) -> int:
         depths.append(int(rng.integers(len(expected) + 1)))
         return depths[-1]
 

@@ -133,7 +133,7 @@ def let_it_draft(llm, method: str) -> None:
         scheduler_of(llm).controller.tuner.choose = lambda num_requests: int(random.integers(4))
         return
     hybrid = proposer_of(llm).specx
-    hybrid._depth.choose = lambda policy, others, expected, can, backlog: int(
+    hybrid._depth.choose = lambda policy, times, others, expected, can, backlog: int(
         random.integers(len(expected) + 1)
     )
     hybrid._policy.choose = lambda reaches: list(map(len, reaches))

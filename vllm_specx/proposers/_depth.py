@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_specx.proposers._pass_times import PassTimes
+
 _FIRST_PROBE: Final = 16  # steps without a draft of the head before one is made to see
 _LAST_PROBE: Final = 256
 _PROBE_DEPTH: Final = 2
+_EXPLORE: Final = 16  # stops of which one goes on, to know what later tokens are worth
+_NUM_GAINS: Final = 64
 _PROBE_SHARE: Final = 0.01  # of the time since the last look, for reading to the head
 _MEMORY: Final = 24  # steps over which it is found out whether being awake pays
 _HORIZON: Final = 32
@@ -44,14 +49,20 @@ class DepthRule:
         """Forget how long nothing was drafted."""
         self.token_price = 0.0
         self.is_asleep = False
+        self._seconds = 0.0  # of drafting in a step, on average
         self._added = 0.0  # tokens a step that being awake adds, on average
+        self._rate = 0.0
+        self._gains: deque[float] = deque(maxlen=_NUM_GAINS)
+        self._num_tokens = 1.0  # of a draft, on average
         self._num_steps = 0
+        self._num_stops = 0
         self._num_waited = 0
         self._wait = _FIRST_PROBE
 
     def choose(
         self,
         policy: Any,
+        times: PassTimes,
         others: Sequence[NDArray[np.float64]],
         expected: NDArray[np.float64],
         can: NDArray[np.bool_],
@@ -60,7 +71,8 @@ class DepthRule:
         """Return how many tokens to draft for every request.
 
         Args:
-            policy: MeasuredCosts; its costs and its last decision are read.
+            policy: MeasuredCosts; its costs, of verification alone, and its last decision are read.
+            times: what passes take.
             others: reach of each request's other draft, float64 (n_i,).
             expected: reach of the head's draft, float64 (deepest,), the same for all requests.
             can: bool (requests,), whether the head can draft for it at all.
@@ -72,29 +84,77 @@ class DepthRule:
             return 0
         last = policy.tuner.last
         num_draft = last.num_draft_tokens if last is not None and last.num_requests == b else b
-        sizes = np.array([num_draft, num_draft + b])
-        low, high = policy.costs.seconds(b, sizes, np.ones(2, dtype=np.int64)).tolist()
-        plain = float(policy.costs.seconds(b, 0, 0))
-        rate = max(1.0, last.speedup if last is not None else 1.0) * b / plain
-        passes = np.append(np.maximum(1, np.arange(deepest + 1)), 2)
-        times = policy.costs.seconds(b, np.full(len(passes), num_draft), passes)
-        one_pass = float(times[-1] - times[0])
+        plain, low, high = policy.costs.seconds(b, np.array([0, num_draft, num_draft + b])).tolist()
+        read = times.read(b)
+        rate = max(1.0, last.speedup if last is not None else 1.0) * b / (plain + self._seconds)
+        self._rate = rate
         self.token_price = price = rate * (high - low) / b
         own = np.concatenate(([0.0], np.cumsum(np.maximum(0.0, expected - price))))
         other = np.array([np.maximum(0.0, reach - price).sum() for reach in others])
-        worth = np.maximum(own * can[:, None], other[:, None]).sum(axis=0) - rate * (times[:-1] - times[0])
+        drafting = np.array([times.drafting(b, depth) for depth in range(deepest + 1)])
+        worth = np.maximum(own * can[:, None], other[:, None]).sum(axis=0) - rate * drafting
         depth = int(np.argmax(worth))
+        added = float(worth[depth] - worth[0])
+        if len(self._gains) == _NUM_GAINS:
+            # The better of two is worth more than the one that is better on average.
+            gains = np.maximum(np.array(self._gains)[:, None], other[can]).mean(axis=0)
+            cost = times.sample(b) + (self._num_tokens - 1) * times.more(b)
+            added = float((gains - other[can]).sum()) - rate * cost
+            depth = max(1, round(self._num_tokens)) if added > 0 else 0
+            added = max(0.0, added)
         self._num_steps += 1
-        self._added += (float(worth[depth] - worth[0]) - rate * one_pass - self._added) / _MEMORY
-        reading = backlog * one_pass / b
+        self._added += (added - rate * read - self._added) / _MEMORY
+        reading = times.read(b + backlog) - read
         if self.is_asleep:
             self.is_asleep = self._added <= 0 or self._added * _HORIZON < rate * reading
         else:
             self.is_asleep = self._added < 0 and self._num_steps >= _MEMORY
+        self._seconds += (
+            (0.0 if self.is_asleep else read + drafting[min(depth, deepest)]) - self._seconds
+        ) / _MEMORY
         if depth and not self.is_asleep:
             self._num_waited, self._wait = 0, _FIRST_PROBE
-            return depth
+            return min(depth, deepest)
         return self._look_again(reading, plain, deepest)
+
+    def note(self, gains: NDArray[np.float64], num_tokens: int) -> None:
+        """Learn what a draft turned out to be worth once it was known how sure the head is.
+
+        Args:
+            gains: sum(max(0, reach - price)), by request.
+            num_tokens: of the draft.
+
+        """
+        self._gains.extend(gains.tolist())
+        self._num_tokens += (num_tokens - self._num_tokens) / _MEMORY
+
+    def goes_on(
+        self,
+        times: PassTimes,
+        reach: NDArray[np.float64],
+        hazard: float,
+        others: Sequence[NDArray[np.float64]],
+        can: NDArray[np.bool_],
+    ) -> bool:
+        """Return whether one more token is worth a pass, now that it is known how sure the head was of those before.
+
+        Args:
+            times: what passes take.
+            reach: of the tokens drafted so far, float64 (requests, tokens).
+            hazard: what the next one's acceptance is on average, given that it is reached.
+            others, can: as for `choose`.
+
+        """
+        price = self.token_price
+        own = np.maximum(0.0, reach - price).sum(axis=1)
+        other = np.array([np.maximum(0.0, draft - price).sum() for draft in others])
+        more = np.maximum(0.0, reach[:, -1] * hazard - price)
+        # The head's draft counts only as far as it is better than the other one.
+        added = np.maximum(0.0, np.minimum(more, own + more - other))[can].sum()
+        if added > self._rate * times.more(len(reach)):
+            return True
+        self._num_stops += 1
+        return self._num_stops % _EXPLORE == 0
 
     def _look_again(self, reading: float, plain: float, deepest: int) -> int:
         """What the head is worth is known only while it drafts: from time to time it does, at a bounded cost."""

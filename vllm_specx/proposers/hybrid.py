@@ -57,6 +57,7 @@ class HybridProposer(SuffixTreeProposer):
         self._head = HeadReach(self.num_speculative_tokens)
         self._depth = DepthRule(self.num_speculative_tokens)
         self._drafted = _Drafted({}, _NO_TOKENS, None)
+        self._is_drawn = vllm_config.speculative_config.draft_sample_method == "probabilistic"
         self._by_head: set[int] = set()  # rows that took the head's draft
 
     def propose_with(
@@ -104,7 +105,9 @@ class HybridProposer(SuffixTreeProposer):
         self._depth.clear()
 
     def _learn(self, step: Step, context: Any, sampled: Sequence[Sequence[int]]) -> None:
-        super()._learn(replace(step, num_passes=self._passes.num_passes), context, sampled)
+        if step.seconds is not None:  # of which the costs are to know verification alone
+            step = replace(step, seconds=step.seconds - self._passes.seconds)
+        super()._learn(step, context, sampled)
         drafted = self._drafted
         if drafted.token_ids.size == 0:
             return
@@ -133,27 +136,30 @@ class HybridProposer(SuffixTreeProposer):
         can = np.array(
             [limit > 0 and name not in lost for name, limit in zip(request_ids, limits, strict=True)]
         )
-        depth = self._depth.choose(
-            self._costs,
-            [draft.reach for draft in found],
-            expected[:most],
-            can,
-            self._passes.backlog.num_tokens,
+        reaches = [draft.reach for draft in found]
+        backlog = self._passes.backlog.num_tokens
+        depth = self._depth.choose(self._costs, self._passes.times, reaches, expected[:most], can, backlog)
+
+        def go_on(confidence: NDArray[np.float64]) -> bool:
+            reach = self._head.reach(confidence[rows])
+            hazard = float(expected[reach.shape[1]] / expected[reach.shape[1] - 1])
+            return self._depth.goes_on(self._passes.times, reach, hazard, reaches, can)
+
+        # How many tokens are drafted may depend on what the head says of them, but not where they are drawn.
+        token_ids, confidence = self._passes.draft(
+            most if depth and not self._is_drawn else depth, asleep=self._depth.is_asleep, go_on=go_on
         )
-        token_ids, confidence = self._passes.draft(depth, asleep=self._depth.is_asleep)
-        self._drafted = _Drafted(
-            dict(zip(request_ids, rows, strict=True)),
-            token_ids,
-            confidence,
-        )
-        if depth == 0:
+        self._drafted = _Drafted(dict(zip(request_ids, rows, strict=True)), token_ids, confidence)
+        if token_ids.shape[1] == 0:
             return found
         reach = (
-            np.tile(expected[:depth], (len(token_ids), 1))
+            np.tile(expected[: token_ids.shape[1]], (len(token_ids), 1))
             if confidence is None
             else self._head.reach(confidence)
         )
         price = self._depth.token_price
+        if confidence is not None:
+            self._depth.note(np.maximum(0.0, reach[rows] - price).sum(axis=1)[can], reach.shape[1])
         chosen = []
         for row, name, draft, limit in zip(rows, request_ids, found, limits, strict=True):
             if name in lost:
