@@ -15,6 +15,7 @@ PLUGIN_MISSING: Final = (
     "this name stands for vLLM's method eagle3, and only the plug-in of vllm-specx knows it: VLLM_PLUGINS keeps vLLM "
     "from loading it, add specx to it"
 )
+_NAME: Final = "_specx_name"
 _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt")
 
 
@@ -24,6 +25,17 @@ def split_name(model: Any) -> tuple[str, str] | None:
         return None
     name, _, head = model.partition(":")
     return (name, head) if name in (ADAPTIVE, HYBRID) else None
+
+
+def name_of(speculative_config: Any) -> str | None:
+    """The class of ours that a SpeculativeConfig of method eagle3 stands for, if it does."""
+    name: str | None = getattr(speculative_config, _NAME, None)
+    return name
+
+
+def set_name(speculative_config: Any, name: str) -> None:
+    """Say that a SpeculativeConfig of method eagle3 stands for a class of ours."""
+    speculative_config.__dict__[_NAME] = name  # it takes no attributes but its own
 
 
 def find_head(name: str, head: str, target: Any, num_tokens: int | None = None) -> str:

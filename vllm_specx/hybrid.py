@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from vllm_specx.config import KEY, ConfigError, SpecxConfig
+from vllm_specx.heads import HYBRID, set_name
 
 EXTENSION: Final = "vllm_specx.worker_extension.HybridExtension"
 
@@ -51,6 +52,7 @@ def check(vllm_config: Any) -> None:
 def prepare(vllm_config: Any) -> None:
     """Complete a checked configuration before vLLM derives anything from it."""
     vllm_config.parallel_config.worker_extension_cls = EXTENSION
+    set_name(vllm_config.speculative_config, HYBRID)
     # The suffix tree needs to know what was sampled, and the head's first pass need not see what was rejected.
     vllm_config.speculative_config.disable_padded_drafter_batch = True
     vllm_config.scheduler_config.async_scheduling = False

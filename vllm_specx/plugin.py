@@ -8,7 +8,6 @@ from vllm_specx.scheduling import methods
 
 _PREFIX = "vllm_specx."
 PROPOSERS = ("SuffixTreeProposer",)
-_NAME = "_specx_name"  # attribute of a SpeculativeConfig until its VllmConfig takes it
 SHUTDOWN_SECONDS = 15  # at most; vLLM allows as much on ROCm
 
 
@@ -143,14 +142,14 @@ def _named(original: Callable[..., None]) -> Any:
             self.method = "eagle3"
         original(self)
         if named is not None:
-            self.__dict__[_NAME] = named[0]
+            heads.set_name(self, named[0])
 
     return __post_init__
 
 
 def _take_names(vllm_config: Any) -> None:
     """Turn the name of a class, which stood for vLLM's method eagle3, into the option that it means."""
-    name = vars(vllm_config.speculative_config or vllm_config).pop(_NAME, None)
+    name = heads.name_of(vllm_config.speculative_config)
     if name is not None:
         options = vllm_config.additional_config.setdefault(config.KEY, {})
         if isinstance(options, dict):

@@ -15,9 +15,11 @@ from reprlib import repr as brief
 from typing import Any, Self
 
 from vllm_specx.config import MAX_SPECULATIVE_TOKENS
+from vllm_specx.heads import HYBRID, name_of
 
 PREFIX = "specx_"
-DRAFTERS = {"suffix_tree": "vllm_specx.SuffixTreeProposer"}  # by what speculative_config.model names
+# By what speculative_config.model names.
+DRAFTERS = {"suffix_tree": "vllm_specx.SuffixTreeProposer", "hybrid": HYBRID}
 _CHECK = "request-check"
 
 
@@ -90,7 +92,7 @@ class RequestOptions:
             RequestOptionError: another drafter is asked for than the one at work, or vLLM's own method drafts.
 
         """
-        model = str(getattr(speculative_config, "model", None))
+        model = str(name_of(speculative_config) or getattr(speculative_config, "model", None))
         if self.drafter is not None and model != DRAFTERS[self.drafter]:
             raise RequestOptionError(
                 f"{PREFIX}drafter {self.drafter!r} is not at work here: this engine's speculative_config.model is "

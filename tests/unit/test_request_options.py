@@ -11,6 +11,7 @@ from stand_ins import LLM
 import vllm_specx
 from vllm_specx import plugin, request_options
 from vllm_specx.config import MAX_SPECULATIVE_TOKENS
+from vllm_specx.heads import HYBRID
 from vllm_specx.request_options import DRAFTERS, RequestOptionError, RequestOptions
 
 SUFFIX_TREE = SimpleNamespace(model=DRAFTERS["suffix_tree"], method="custom_class")
@@ -41,7 +42,9 @@ def test_a_wrong_max_n(value):
 
 @pytest.mark.parametrize("value", ["eagle", "", 1, ["suffix_tree"]])
 def test_an_unknown_drafter(value):
-    with pytest.raises(RequestOptionError, match="specx_drafter must be one of 'suffix_tree', got "):
+    with pytest.raises(
+        RequestOptionError, match="specx_drafter must be one of 'suffix_tree', 'hybrid', got "
+    ):
         RequestOptions.from_extra_args({"specx_drafter": value})
 
 
@@ -82,7 +85,7 @@ def test_what_an_engine_does():
 
 
 def test_the_known_drafters_exist():
-    assert set(DRAFTERS.values()) == {f"vllm_specx.{name}" for name in plugin.PROPOSERS}
+    assert set(DRAFTERS.values()) == {*(f"vllm_specx.{name}" for name in plugin.PROPOSERS), HYBRID}
 
 
 class TestHooks:

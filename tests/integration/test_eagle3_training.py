@@ -17,6 +17,7 @@ from vllm import SamplingParams
 
 from drafters.eagle3 import train
 
+_ALIVE: list[Any] = []  # an engine that goes takes what others of the process need along
 OPTIONS = {
     "--conversations": 24,
     "--held-out": 4,
@@ -74,8 +75,10 @@ def test_vllm_runs_the_head(trained: tuple[Path, dict[str, Any]], plain: Any, mo
     head, _ = trained
     llm = make_engine(
         model_dir,
+        num_gpu_blocks_override=80,
         speculative_config={"method": "eagle3", "model": str(head), "num_speculative_tokens": 2},
     )
+    _ALIVE.append(llm)
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
     prompts = token_prompts(plain)[:6]
     said = [
