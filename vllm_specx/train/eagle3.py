@@ -86,8 +86,10 @@ def _train(
 
     train.train(state, target, trained, _long_enough(held_out), config, folder, told)
     document = {
+        # It travels with the head: names of files, not where they were.
         **origin,
-        "settings": {name: str(v) if isinstance(v, Path) else v for name, v in asdict(settings).items()},
+        "command": [Path(word).name for word in origin["command"]],
+        "settings": {name: _name(value) for name, value in asdict(settings).items()},
         "recordings": {
             "conversations": len(trained),
             "tokens": sum(map(len, trained)),
@@ -99,6 +101,10 @@ def _train(
     export(state.head, state.ids, settings.out)
     write_json(settings.out / "training.json", document)
     return document
+
+
+def _name(value: Any) -> Any:
+    return Path(value).name if isinstance(value, str | Path) else value
 
 
 def _long_enough(conversations: Sequence[Conversation]) -> list[Conversation]:
