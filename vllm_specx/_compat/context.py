@@ -53,6 +53,27 @@ class ProposerContext:
     """Auxiliary hidden states of the target, if it puts any out."""
 
 
+def context_of(
+    runner: Any,
+    scheduler_output: Any,
+    spec_decode_metadata: Any,
+    sample_hidden_states: Any,
+    aux_hidden_states: Any,
+) -> ProposerContext:
+    """The context of the step that `runner` has just sampled; takes the target's choices from it, if it has any."""
+    return ProposerContext(
+        req_ids=runner.input_batch.req_ids.copy(),
+        requests=runner.requests,
+        scheduler_output=scheduler_output,
+        num_spec_tokens=scheduler_output.num_spec_tokens_to_schedule,
+        max_model_len=runner.max_model_len,
+        num_draft_tokens=None if spec_decode_metadata is None else spec_decode_metadata.num_draft_tokens,
+        target_token_ids=runner.__dict__.pop("_target_token_ids", None),
+        sample_hidden_states=sample_hidden_states,
+        aux_hidden_states=aux_hidden_states,
+    )
+
+
 def is_present() -> bool:
     """Whether the installed vLLM has the diff applied."""
     from vllm.v1.spec_decode import custom_class_proposer
@@ -164,16 +185,8 @@ def _propose(original: Callable[..., Any]) -> Any:
                 common_attn_metadata,
                 slot_mappings,
             )
-        context = ProposerContext(
-            req_ids=self.input_batch.req_ids.copy(),
-            requests=self.requests,
-            scheduler_output=scheduler_output,
-            num_spec_tokens=scheduler_output.num_spec_tokens_to_schedule,
-            max_model_len=self.max_model_len,
-            num_draft_tokens=None if spec_decode_metadata is None else spec_decode_metadata.num_draft_tokens,
-            target_token_ids=self.__dict__.pop("_target_token_ids", None),
-            sample_hidden_states=sample_hidden_states,
-            aux_hidden_states=aux_hidden_states,
+        context = context_of(
+            self, scheduler_output, spec_decode_metadata, sample_hidden_states, aux_hidden_states
         )
         self._draft_probs = None
         self._draft_prob_req_ids = None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from vllm_specx._compat.apply import replace
-from vllm_specx._compat.context import ProposerContext
+from vllm_specx._compat.context import context_of
 from vllm_specx._compat.versions import check_supported
 from vllm_specx.config import SpecxConfig
 
@@ -60,16 +60,8 @@ def _attach(runner: Any) -> None:
         common_attn_metadata: Any,
         slot_mappings: Any,
     ) -> list[list[int]]:
-        context = ProposerContext(
-            req_ids=runner.input_batch.req_ids.copy(),
-            requests=runner.requests,
-            scheduler_output=scheduler_output,
-            num_spec_tokens=scheduler_output.num_spec_tokens_to_schedule,
-            max_model_len=runner.max_model_len,
-            num_draft_tokens=None if spec_decode_metadata is None else spec_decode_metadata.num_draft_tokens,
-            target_token_ids=None,
-            sample_hidden_states=sample_hidden_states,
-            aux_hidden_states=aux_hidden_states,
+        context = context_of(
+            runner, scheduler_output, spec_decode_metadata, sample_hidden_states, aux_hidden_states
         )
 
         def run(depth: int) -> Any:
