@@ -54,12 +54,7 @@ class BenchSettings:
     natural: bool = knob(False, "Let each method end by itself instead of fixing the lengths.")
 
     def __post_init__(self) -> None:
-        for knob_field in fields(self):
-            minimum = knob_field.metadata.get("minimum")
-            value = getattr(self, knob_field.name)
-            for number in value if isinstance(value, tuple) else (value,):
-                if minimum is not None and number is not None and number < minimum:
-                    raise BenchError(f"{flag(knob_field.name)} must be at least {minimum}, got {number}")
+        check_minimums(self)
         if not self.prompts:
             raise BenchError("--prompts needs at least one file of JSON rows")
         if not self.concurrency:
@@ -85,6 +80,16 @@ class BenchSettings:
                 f"--num-speculative-tokens {self.num_speculative_tokens} leaves no room: "
                 f"it must be below --max-model-len {self.max_model_len}"
             )
+
+
+def check_minimums(settings: Any) -> None:
+    """Check every knob, or each number of one that holds several, against its minimum. Raises BenchError."""
+    for knob_field in fields(settings):
+        minimum = knob_field.metadata.get("minimum")
+        value = getattr(settings, knob_field.name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if minimum is not None and number is not None and number < minimum:
+                raise BenchError(f"{flag(knob_field.name)} must be at least {minimum}, got {number}")
 
 
 def flag(name: str) -> str:

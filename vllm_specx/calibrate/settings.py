@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vllm_specx.bench.errors import BenchError
 from vllm_specx.bench.report import check_writable
-from vllm_specx.bench.settings import DTYPES, closest, flag, knob, knob_default, knob_help
+from vllm_specx.bench.settings import DTYPES, check_minimums, closest, flag, knob, knob_default, knob_help
 from vllm_specx.config import MAX_SPECULATIVE_TOKENS
 
 
@@ -37,11 +37,9 @@ class CalibrateSettings:
     force: bool = knob(False, "Replace a file that exists.")
 
     def __post_init__(self) -> None:
+        check_minimums(self)
         for field in fields(self):
-            value, minimum = getattr(self, field.name), field.metadata.get("minimum")
-            for number in value if isinstance(value, tuple) else (value,):
-                if minimum is not None and number is not None and number < minimum:
-                    raise BenchError(f"{flag(field.name)} must be at least {minimum}, got {number}")
+            value = getattr(self, field.name)
             if isinstance(value, tuple):
                 if not value:
                     raise BenchError(f"{flag(field.name)} needs at least one number")

@@ -1,11 +1,11 @@
 """What a training of a draft head is told: one frozen dataclass; each knob declared once, with default, range, help."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from vllm_specx.bench.errors import BenchError
-from vllm_specx.bench.settings import DTYPES, closest, flag, knob, knob_default, knob_help
+from vllm_specx.bench.settings import DTYPES, check_minimums, closest, flag, knob, knob_default, knob_help
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,10 +38,7 @@ class TrainSettings:
     force: bool = knob(False, "Replace a head that exists.")
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value, minimum = getattr(self, field.name), field.metadata.get("minimum")
-            if minimum is not None and value is not None and value < minimum:
-                raise BenchError(f"{flag(field.name)} must be at least {minimum}, got {value}")
+        check_minimums(self)
         for name, most in (("greedy_share", 1.0), ("temperature", 2.0)):
             if not getattr(self, name) <= most:
                 raise BenchError(f"{flag(name)} must be at most {most}, got {getattr(self, name)}")
