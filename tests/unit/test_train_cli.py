@@ -39,7 +39,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--steps", "0"], "--steps must be at least 1, got 0"),
         (["--conversations", "1"], "--conversations must be at least 2, got 1"),
-        (["--held-out", "3584"], "--held-out must be below --conversations (3584), got 3584"),
+        (["--held-out", "4864"], "--held-out must be below --conversations (4864), got 4864"),
         (["--greedy-share", "1.5"], "--greedy-share must be at most 1.0, got 1.5"),
         (["--greedy-share", "-1"], "--greedy-share must be at least 0, got -1"),
         (["--temperature", "nan"], "--temperature must be at most 2.0, got nan"),

@@ -17,13 +17,13 @@ class TrainSettings:
     work: str | None = knob(
         None, "Folder for recordings and checkpoints (default: OUT.work); reused if it is there."
     )
-    conversations: int = knob(3584, "Conversations that the model writes and is recorded in.", 2)
+    conversations: int = knob(4864, "Conversations that the model writes and is recorded in.", 2)
     held_out: int = knob(96, "Of these, how many are kept for measuring and never trained on.", 1)
     answer_tokens: int = knob(192, "Longest answer, in tokens.", 8)
     greedy_share: float = knob(0.65, "Share of answers that are decoded greedily.", 0)
     temperature: float = knob(0.8, "Temperature of the other answers.", 0)
     slots: int = knob(192, "Conversations that are written at the same time.", 1)
-    steps: int = knob(2800, "Training steps.", 1)
+    steps: int = knob(4000, "Training steps.", 1)
     batch: int = knob(8, "Conversations of a training step.", 1)
     learning_rate: float = knob(0.01, "Highest learning rate (Muon, matched to AdamW's).")
     unroll: int = knob(
