@@ -132,6 +132,18 @@ class SpecxConfig:
         additional = vllm_config.additional_config
         return cls.from_mapping(additional.get(KEY) if isinstance(additional, Mapping) else None)
 
+    @classmethod
+    def for_head_alone(cls, vllm_config: Any) -> Self:
+        """The options of a head without a suffix tree, to which the same apply as to any drafter of vLLM's own.
+
+        Raises:
+            ConfigError: see `from_mapping`; or one that needs the suffix tree.
+
+        """
+        additional = vllm_config.additional_config
+        options = additional.get(KEY) if isinstance(additional, Mapping) else None
+        return cls.from_mapping({**options, "adaptive": True} if isinstance(options, Mapping) else options)
+
 
 def _article(kind: type) -> str:
     return "an integer" if kind is int else "a number"

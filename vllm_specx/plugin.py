@@ -150,7 +150,9 @@ def _named(original: Callable[..., None]) -> Any:
 def _take_names(vllm_config: Any) -> None:
     """Turn the name of a class, which stood for vLLM's method eagle3, into the option that it means."""
     name = heads.name_of(vllm_config.speculative_config)
-    if name is not None:
+    if name == heads.ADAPTIVE and hybrid.is_head_alone(vllm_config):
+        config.SpecxConfig.for_head_alone(vllm_config)
+    elif name is not None:
         options = vllm_config.additional_config.setdefault(config.KEY, {})
         if isinstance(options, dict):
             options["hybrid" if name == heads.HYBRID else "adaptive"] = True

@@ -74,9 +74,14 @@ WITH_HEAD = {
     f"{name} {sample}": {
         "speculative_config": {"model": model, "num_speculative_tokens": 3, "draft_sample_method": sample}
     }
-    for name, model in (("eagle3", ADAPTIVE), ("hybrid", HYBRID))
+    for name, model in (("eagle3", ADAPTIVE), ("hybrid", HYBRID), ("scheduler", ADAPTIVE))
     for sample in ("greedy", "probabilistic")
 }
+for _name in WITH_HEAD:
+    if _name.startswith(
+        "scheduler"
+    ):  # the head alone is driven in the worker, unless the scheduler is asked for
+        WITH_HEAD[_name]["scheduler_cls"] = "vllm_specx.AdaptiveScheduler"
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::FutureWarning:vllm", "ignore::DeprecationWarning", "ignore::UserWarning:torch"
@@ -133,7 +138,7 @@ class Engine:
 def let_it_draft(llm, method: str) -> None:
     """Lengths and depths by no clock, another one at each step: whatever they are, the law must not change."""
     random = np.random.default_rng(0)
-    if method.startswith("eagle3"):
+    if method.startswith("scheduler"):
         scheduler_of(llm).controller.tuner.choose = lambda num_requests: int(random.integers(4))
         return
     hybrid = proposer_of(llm).specx
@@ -239,6 +244,7 @@ def test_plain_sampling_follows_the_law(sampled, law):
     assert fit_p_value(sampled("plain").counts, law) > ALPHA
 
 
+@pytest.mark.runs("suffix tree", "vLLM 0.32, V1 on the CPU", "law of sampled tokens, chi-square")
 @pytest.mark.parametrize("method", SPECULATING)
 def test_speculative_sampling_follows_the_law(sampled, law, method):
     run = sampled(method)
@@ -252,6 +258,7 @@ def test_speculative_sampling_follows_the_law(sampled, law, method):
     assert homogeneity_p_value(run.counts, sampled("plain").counts) > ALPHA
 
 
+@pytest.mark.runs("EAGLE-3 and hybrid", "vLLM 0.32, V1 on the CPU", "law of sampled tokens, chi-square")
 @pytest.mark.parametrize("method", WITH_HEAD)
 def test_sampling_with_a_head_follows_the_law(sampled, law, method):
     run = sampled(method)

@@ -1,7 +1,7 @@
-"""Puts our hybrid between vLLM's model runner and its EAGLE-3 drafter.
+"""Puts a proposer of ours between vLLM's model runner and its EAGLE-3 drafter.
 
 One method of the runner is wrapped, which it calls once its EAGLE-3 head is loaded. A runner whose configuration wants
-a hybrid gets a `propose_draft_token_ids` of its own then, which asks the hybrid, which asks the method that was there.
+one gets a `propose_draft_token_ids` of its own then, which asks the proposer, which asks the method that was there.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from vllm_specx._compat.apply import replace
 from vllm_specx._compat.context import context_of
 from vllm_specx._compat.versions import check_supported
-from vllm_specx.config import SpecxConfig
+from vllm_specx.hybrid import is_head_alone, is_wanted
 
 PATCH = "hybrid-runner"
 # What is called on a drafter from outside (see drafter_calls and bench.engine).
@@ -33,16 +33,18 @@ def install() -> None:
 def _set_up(original: Callable[..., Any]) -> Any:
     def _setup_eagle3_aux_hidden_state_outputs(self: Any) -> None:
         original(self)
-        if getattr(self, "drafter", None) is not None and SpecxConfig.from_vllm(self.vllm_config).hybrid:
+        if getattr(self, "drafter", None) is not None and is_wanted(self.vllm_config):
             _attach(self)
 
     return _setup_eagle3_aux_hidden_state_outputs
 
 
 def _attach(runner: Any) -> None:
+    from vllm_specx.proposers.eagle3 import AdaptiveEagle3Proposer
     from vllm_specx.proposers.hybrid import HybridProposer
 
-    hybrid = HybridProposer(runner.vllm_config, runner.drafter)
+    proposer = AdaptiveEagle3Proposer if is_head_alone(runner.vllm_config) else HybridProposer
+    hybrid = proposer(runner.vllm_config, runner.drafter)
     hybrid.load_model(runner.get_model())
     runner.drafter.specx = hybrid
     for name in _CALLS:

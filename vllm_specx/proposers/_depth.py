@@ -18,6 +18,8 @@ _EXPLORE: Final = 16  # stops of which one goes on, to know what later tokens ar
 _NUM_GAINS: Final = 64
 _PROBE_SHARE: Final = 0.01  # of the time since the last look, for reading to the head
 _MEMORY: Final = 24  # steps over which it is found out whether being awake pays
+_ENOUGH: Final = 128  # requests after which that is known in fewer steps
+_LEAST: Final = 4  # but not in fewer than these
 _HORIZON: Final = 32
 
 
@@ -54,7 +56,7 @@ class DepthRule:
         self._rate = 0.0
         self._gains: deque[float] = deque(maxlen=_NUM_GAINS)
         self._num_tokens = 1.0  # of a draft, on average
-        self._num_steps = 0
+        self._num_steps = self._num_seen = 0
         self._num_stops = 0
         self._num_waited = 0
         self._wait = _FIRST_PROBE
@@ -103,12 +105,14 @@ class DepthRule:
             depth = max(1, round(self._num_tokens)) if added > 0 else 0
             added = max(0.0, added)
         self._num_steps += 1
+        self._num_seen += b
+        is_known = self._num_steps >= _MEMORY or (self._num_seen >= _ENOUGH and self._num_steps >= _LEAST)
         self._added += (added - rate * read - self._added) / _MEMORY
         reading = times.read(b + backlog) - read
         if self.is_asleep:
             self.is_asleep = self._added <= 0 or self._added * _HORIZON < rate * reading
         else:
-            self.is_asleep = self._added < 0 and self._num_steps >= _MEMORY
+            self.is_asleep = self._added < 0 and is_known
         self._seconds += (
             (0.0 if self.is_asleep else read + drafting[min(depth, deepest)]) - self._seconds
         ) / _MEMORY

@@ -51,7 +51,7 @@ class HybridProposer(SuffixTreeProposer):
         if drafter is None:
             raise ConfigError(PLUGIN_MISSING)
         super().__init__(vllm_config)
-        assert isinstance(self._policy, MeasuredCosts)  # the plug-in refuses a stated cost
+        assert isinstance(self._policy, MeasuredCosts)  # the plug-in refuses a stated cost, and runner V2
         self._costs = self._policy
         self._passes = EaglePasses(drafter)
         self._head = HeadReach(self.num_speculative_tokens)

@@ -215,10 +215,13 @@ class SuffixTreeProposer:
             drafts[i] = draft
         return drafts
 
-    def _start_over(self) -> None:
-        self.drafter = SuffixTreeDrafter(
+    def _make_drafter(self) -> Any:
+        return SuffixTreeDrafter(
             max_n=self.num_speculative_tokens, memory_bytes=self._memory_bytes, ttl=self._ttl
         )
+
+    def _start_over(self) -> None:
+        self.drafter = self._make_drafter()
         self._requests = RequestTracker(self.drafter, _log_once)
         if self._keeper is not None:
             self._keeper.attach(self.drafter, self._requests)

@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 from engine_prompts import token_prompts
-from engines import make_engine, scheduler_of
+from engines import make_engine, proposer_of, scheduler_of
 from targets import first_layers, int8
 from vllm import SamplingParams
 
+from vllm_specx.proposers.eagle3 import AdaptiveEagle3Proposer
 from vllm_specx.scheduler import AdaptiveScheduler
 
 ADAPTIVE = {"specx": {"adaptive": True}}
+WHERE = "vLLM 0.32, V1 on the CPU"
+IDENTITY = "greedy identity in float32, any length at any step"
 PARAMS = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, detokenize=False)
 TINY = {
     "model_type": "qwen2",
@@ -77,6 +80,7 @@ def check(llm: Any, wanted: list[list[int]], prompts: Any, most: int) -> None:
     assert scheduler.controller is not None
 
 
+@pytest.mark.runs("draft model with AdaptiveScheduler", WHERE, IDENTITY)
 def test_a_small_model_of_its_own(plain: Any, model_dir: Path, tmp_path: Path) -> None:
     """Another model with the target's vocabulary and random weights: what it drafts is wrong, and nothing else is."""
     import torch
@@ -118,6 +122,7 @@ def test_the_first_layers_of_the_target(plain: Any, model_dir: Path, tmp_path: P
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.runs("MTP with AdaptiveScheduler", WHERE, IDENTITY)
 def test_mtp(tmp_path: Path) -> None:
     """MiMo, a Qwen2 with one module that predicts a further token; tiny, and with made-up weights."""
     folder = tmp_path / "mimo"
@@ -139,9 +144,29 @@ def test_mtp(tmp_path: Path) -> None:
     check(llm, wanted, prompts, 3)
 
 
+@pytest.mark.runs("EAGLE-3 with AdaptiveScheduler", WHERE, IDENTITY)
 @pytest.mark.parametrize("sample", ["greedy", "probabilistic"])
 def test_eagle3(plain: Any, model_dir: Path, sample: str) -> None:
-    """By the name of our class alone: the head that comes with vllm-specx."""
+    """By the name of our class and our scheduler: the head that comes with vllm-specx."""
+    llm = small_engine(
+        model_dir,
+        speculative_config={
+            "model": "vllm_specx.AdaptiveEagle3Proposer",
+            "num_speculative_tokens": 4,
+            "draft_sample_method": sample,
+        },
+        scheduler_cls="vllm_specx.AdaptiveScheduler",
+    )
+    assert llm.llm_engine.vllm_config.speculative_config.method == "eagle3"
+    prompts = token_prompts(plain)[:8]
+    check(llm, tokens_of(plain, prompts), prompts, 4)
+    assert scheduler_of(llm).controller.tuner.acceptance.mean[0] > 0.25
+
+
+@pytest.mark.runs("EAGLE-3 in the worker", WHERE, IDENTITY)
+@pytest.mark.parametrize("sample", ["greedy", "probabilistic"])
+def test_eagle3_alone_in_the_worker(plain: Any, model_dir: Path, sample: str) -> None:
+    """By the name of our class alone: as the hybrid, without a suffix tree."""
     llm = small_engine(
         model_dir,
         speculative_config={
@@ -150,12 +175,22 @@ def test_eagle3(plain: Any, model_dir: Path, sample: str) -> None:
             "draft_sample_method": sample,
         },
     )
-    assert llm.llm_engine.vllm_config.speculative_config.method == "eagle3"
+    assert not isinstance(scheduler_of(llm), AdaptiveScheduler)
+    drafter, rng = proposer_of(llm).specx, np.random.default_rng(0)
+    assert type(drafter) is AdaptiveEagle3Proposer
     prompts = token_prompts(plain)[:8]
-    check(llm, tokens_of(plain, prompts), prompts, 4)
-    assert scheduler_of(llm).controller.tuner.acceptance.mean[0] > 0.25
+    wanted = tokens_of(plain, prompts)
+    for _ in range(2):
+        assert tokens_of(llm, prompts) == wanted
+    assert drafter.num_accepted_tokens > 20
+    drafter._depth.choose = lambda policy, times, others, expected, can, backlog: int(
+        rng.integers(len(expected) + 1)
+    )
+    assert tokens_of(llm, prompts) == wanted
+    assert drafter.faults == 0
 
 
+@pytest.mark.runs("EAGLE-3 in the worker", WHERE, "a target in int8 (W8A8): greedy identity")
 def test_eagle3_on_a_target_in_8_bits(model_dir: Path, tmp_path: Path) -> None:
     """The head was trained on the target in 16 bits."""
     target = int8(model_dir, tmp_path / "int8")
@@ -163,5 +198,9 @@ def test_eagle3_on_a_target_in_8_bits(model_dir: Path, tmp_path: Path) -> None:
     reference = small_engine(target)
     prompts = token_prompts(reference)[:6]
     llm = small_engine(target, speculative_config=speculative)
-    check(llm, tokens_of(reference, prompts), prompts, 4)
-    assert scheduler_of(llm).controller.tuner.acceptance.mean[0] > 0.2
+    wanted = tokens_of(reference, prompts)
+    for _ in range(2):
+        assert tokens_of(llm, prompts) == wanted
+    drafter = proposer_of(llm).specx
+    assert drafter._head.expected(1)[0] > 0.2
+    assert drafter.faults == 0
