@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tuner_world import TABLE
 
-from vllm_specx.tuner import CostModel, CostTable, CostTableError, Step
+from vllm_specx.tuner import CostModel, CostTable, CostTableError, Step, Tuner
 from vllm_specx.tuner import _kernels as kernels
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -140,7 +140,7 @@ def test_predictions_are_positive_and_do_not_fall() -> None:
         model.update(Step(batch, m, batch, float(rng.lognormal(-4, 1.5))))
         curve = model.seconds(batch, np.arange(200))
         assert np.all(curve > 0)
-        assert np.all(np.diff(curve) >= 0)
+        assert np.all(np.diff(curve[max(0, 9 - batch) :]) >= 0)  # few tokens have times of their own
         assert np.all(np.isfinite(model.mean))
 
 
@@ -276,3 +276,17 @@ def test_it_stays_sound_for_long() -> None:
 def test_sizes_have_to_increase() -> None:
     with pytest.raises(ValueError, match="sizes"):
         CostModel(sizes=[4, 2])
+
+
+def test_few_tokens_have_times_of_their_own() -> None:
+    """As measured on a CPU in float32: two rows are slower than three or four, and five slower again."""
+    seconds = {1: 0.0377, 2: 0.0466, 3: 0.0416, 4: 0.0420, 5: 0.0480, 6: 0.0485, 9: 0.0520}
+    rng = np.random.default_rng(0)
+    model = CostModel()
+    for _ in range(300):
+        total = int(rng.choice(list(seconds)))
+        model.update(Step(1, total - 1, 1, seconds[total] * float(rng.lognormal(0, 0.03))))
+    found = model.seconds(1, np.array(list(seconds)) - 1)
+    assert found == pytest.approx(list(seconds.values()), rel=0.03)
+    tuner = Tuner(model, max_n=4)
+    assert tuner.choose([np.array([0.5, 0.2])]) == [2]  # one draft token would cost more than two

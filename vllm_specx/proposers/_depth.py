@@ -21,14 +21,16 @@ _MEMORY: Final = 24  # steps over which it is found out whether being awake pays
 _ENOUGH: Final = 128  # requests after which that is known in fewer steps
 _LEAST: Final = 4  # but not in fewer than these
 _HORIZON: Final = 32
+_SMALL: Final = 4  # requests up to which a draft token's cost depends on how many there are (see tuner.cost)
 
 
 class DepthRule:
     """Renewal reward for the passes of a head, before they are run.
 
     With R the long-run rate and a price per draft token of R times the seconds that it adds to verification, a request
-    is worth sum(max(0, reach - price)) by the draft that suits it better. Of all depths the one is taken whose worth,
-    summed over the batch, exceeds R times the seconds of its passes by most.
+    is worth sum(max(0, reach - price)) by the draft that suits it better; in a small batch, where tokens are not alike,
+    the best prefix of it at its own cost. Of all depths the one is taken whose worth, summed over the batch, exceeds R
+    times the seconds of its passes by most.
 
     Once awake, a head has to read what was verified whether it drafts or not, so that pass is not counted against a
     draft. It is counted against being awake: where what the head adds is on average not worth it, the head sleeps.
@@ -51,6 +53,7 @@ class DepthRule:
         """Forget how long nothing was drafted."""
         self.token_price = 0.0
         self.is_asleep = False
+        self._prices: NDArray[np.float64] | None = None  # of 1, 2, .. draft tokens together, in a small batch
         self._seconds = 0.0  # of drafting in a step, on average
         self._added = 0.0  # tokens a step that being awake adds, on average
         self._rate = 0.0
@@ -86,13 +89,21 @@ class DepthRule:
             return 0
         last = policy.tuner.last
         num_draft = last.num_draft_tokens if last is not None and last.num_requests == b else b
-        plain, low, high = policy.costs.seconds(b, np.array([0, num_draft, num_draft + b])).tolist()
+        most = num_draft + b
+        plain, high = policy.costs.seconds(b, np.array([0, most])).tolist()
         read = times.read(b)
         rate = max(1.0, last.speedup if last is not None else 1.0) * b / (plain + self._seconds)
         self._rate = rate
-        self.token_price = price = rate * (high - low) / b
-        own = np.concatenate(([0.0], np.cumsum(np.maximum(0.0, expected - price))))
-        other = np.array([np.maximum(0.0, reach - price).sum() for reach in others])
+        # What a token adds on average: next to few others its own share may be anything.
+        self.token_price = price = rate * max(0.0, high - plain) / most
+        self._prices = None
+        if b <= _SMALL:
+            self._prices = rate * (policy.costs.seconds(b, np.arange(1, self.max_n + 1)) - plain)
+            best = np.maximum.accumulate(np.cumsum(expected) - self._prices[: len(expected)])
+            own = np.concatenate(([0.0], np.maximum(0.0, best)))
+        else:
+            own = np.concatenate(([0.0], np.cumsum(np.maximum(0.0, expected - price))))
+        other = self.worth(others)
         drafting = np.array([times.drafting(b, depth) for depth in range(deepest + 1)])
         worth = np.maximum(own * can[:, None], other[:, None]).sum(axis=0) - rate * drafting
         depth = int(np.argmax(worth))
@@ -121,11 +132,20 @@ class DepthRule:
             return min(depth, deepest)
         return self._look_again(reading, plain, deepest)
 
+    def worth(self, reaches: Sequence[NDArray[np.float64]] | NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return what drafts of these reaches are worth by the last decision, in tokens, float64 (drafts,)."""
+        price, prices = self.token_price, self._prices
+        if prices is None:
+            return np.array([np.maximum(0.0, reach - price).sum() for reach in reaches])
+        return np.array(
+            [max(0.0, (np.cumsum(reach) - prices[: len(reach)]).max(initial=0.0)) for reach in reaches]
+        )
+
     def note(self, gains: NDArray[np.float64], num_tokens: int) -> None:
         """Learn what a draft turned out to be worth once it was known how sure the head is.
 
         Args:
-            gains: sum(max(0, reach - price)), by request.
+            gains: what it is worth, by request.
             num_tokens: of the draft.
 
         """
@@ -149,12 +169,10 @@ class DepthRule:
             others, can: as for `choose`.
 
         """
-        price = self.token_price
-        own = np.maximum(0.0, reach - price).sum(axis=1)
-        other = np.array([np.maximum(0.0, draft - price).sum() for draft in others])
-        more = np.maximum(0.0, reach[:, -1] * hazard - price)
+        other = self.worth(others)
+        longer = self.worth(np.column_stack((reach, reach[:, -1] * hazard)))
         # The head's draft counts only as far as it is better than the other one.
-        added = np.maximum(0.0, np.minimum(more, own + more - other))[can].sum()
+        added = (np.maximum(longer, other) - np.maximum(self.worth(reach), other))[can].sum()
         if added > self._rate * times.more(len(reach)):
             return True
         self._num_stops += 1

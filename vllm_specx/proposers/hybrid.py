@@ -157,21 +157,19 @@ class HybridProposer(SuffixTreeProposer):
             if confidence is None
             else self._head.reach(confidence)
         )
-        price = self._depth.token_price
+        worth = self._depth.worth
         if confidence is not None:
-            self._depth.note(np.maximum(0.0, reach[rows] - price).sum(axis=1)[can], reach.shape[1])
+            self._depth.note(worth(reach[rows])[can], reach.shape[1])
         chosen = []
-        for row, name, draft, limit in zip(rows, request_ids, found, limits, strict=True):
+        for row, name, draft, limit, other in zip(
+            rows, request_ids, found, limits, worth(reaches), strict=True
+        ):
             if name in lost:
                 chosen.append(draft)
                 continue
             own = Draft(token_ids[row, :limit].astype(np.int32), reach[row, :limit])
-            if _gain(own.reach, price) > _gain(draft.reach, price):
+            if worth([own.reach])[0] > other:
                 draft = own
                 self._by_head.add(row)
             chosen.append(draft)
         return chosen
-
-
-def _gain(reach: NDArray[np.float64], price: float) -> float:
-    return float(np.maximum(0.0, reach - price).sum())

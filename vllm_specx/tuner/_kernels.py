@@ -2,15 +2,18 @@
 
 A step with b requests and m draft tokens takes, in units of the model's scale,
 
-    t = base(b) + work(T) + [m > 0] * (jump + jump_b * b) + passes * (pass + pass_b * b)        T = b + m, padded
+    t = base(b) + work(T) + few(T) + [m > 0] * (jump + jump_b * b) + passes * (pass + pass_b * b)   T = b + m, padded
 
-`base` is linear between knots at powers of two, `work` is linear between such knots of T, from work(1) = 0 on.
+`base` is linear between knots at powers of two, `work` is linear between such knots of T, from work(1) = 0 on. `few` is
+a number of its own for each T up to FEW_MOST: products with few rows take their time by other laws than the number of
+rows (with two rows they may be slower than with four). The rest never falls in m.
 So t is a scalar product x * mean with the features
 
     0 .. NUM_BASE-1     hat functions of b
     WORK ..             tokens of T within each segment between two knots (mean: cost of a token)
     JUMP, JUMP + 1      1 and b, if there are draft tokens
     PASS, PASS + 1      passes, passes * b
+    FEW ..              1 at T = 2, 3, .., FEW_MOST (between two of them, a share of each)
 
 of which a Kalman filter keeps the mean and the covariance.
 """
@@ -23,7 +26,9 @@ NUM_WORK = 14  # T = 1..2, 2..4, ..., 8192..; the last segment has no end
 WORK = NUM_BASE
 JUMP = WORK + NUM_WORK
 PASS = JUMP + 2
-NUM_FEATURES = PASS + 2
+FEW = PASS + 2
+FEW_MOST = 8
+NUM_FEATURES = FEW + FEW_MOST - 1
 
 ODD = np.log(8.0)  # a time so far off, in logarithms, is not noise
 
@@ -54,7 +59,14 @@ def _features(b, m, passes, sizes, x):
     x[i] = 1 - share
     if share > 0:
         x[i + 1] = share
-    rest = _pad(b + m, sizes) - 1.0
+    total = _pad(b + m, sizes)
+    if total < FEW_MOST + 1:
+        k = int(total)
+        if k >= 2:
+            x[FEW + k - 2] = 1 - (total - k)
+        if k < FEW_MOST:
+            x[FEW + k - 1] = total - k
+    rest = total - 1.0
     width = 1.0
     for j in range(NUM_WORK):
         part = rest if j == NUM_WORK - 1 else min(rest, width)
@@ -79,32 +91,50 @@ def _dot(x, y):
 
 
 @njit(cache=True)
+def _few(mean, total):
+    """The part of a time that is T's own; T is whole."""
+    return mean[FEW + int(total) - 2] if 2 <= total <= FEW_MOST else 0.0
+
+
+@njit(cache=True)
+def _few_of(x, mean):
+    part = 0.0
+    for i in range(FEW, NUM_FEATURES):
+        part += x[i] * mean[i]
+    return part
+
+
+@njit(cache=True)
 def _times(mean, b, ms, passes, sizes, x, out):
-    """Times of steps with ms[i] draft tokens (increasing) and passes[i] passes; positive and not falling."""
+    """Times of steps with ms[i] draft tokens (increasing) and passes[i] passes; positive, all but `few` not falling."""
     _features(b, 0.0, 0.0, sizes, x)
-    least = max(_dot(x, mean), 1e-6)
+    plain = max(_dot(x, mean), 1e-6)
+    least = plain - _few_of(x, mean)
     for i in range(len(ms)):
         _features(b, ms[i], passes[i], sizes, x)
-        least = max(least, _dot(x, mean))
-        out[i] = least
+        few = _few_of(x, mean)
+        least = max(least, _dot(x, mean) - few)
+        out[i] = max(least + few, 0.5 * plain)
 
 
 @njit(cache=True)
 def _curve(mean, b, passes, sizes, x, out):
     """The same for 0, 1, ..., len(out)-1 draft tokens: one addition each."""
     _features(b, 0.0, passes, sizes, x)
-    least = max(_dot(x, mean), 1e-6)
-    out[0] = least
+    out[0] = max(_dot(x, mean), 1e-6)
+    least = out[0] - _few_of(x, mean)
     if len(out) == 1:
         return
     _features(b, 1.0, passes, sizes, x)
     at = _pad(b + 1.0, sizes)
-    time = _dot(x, mean)
+    few = _few_of(x, mean)
+    time = _dot(x, mean) - few  # without the part that is T's own
     segment, end = 0, 2.0
     while segment < NUM_WORK - 1 and at >= end:
         segment += 1
         end *= 2
-    out[1] = least = max(least, time)
+    least = max(least, time)
+    out[1] = max(least + few, 0.5 * out[0])
     next_size = np.searchsorted(sizes, at, side="right")
     for m in range(2, len(out)):
         tokens = b + float(m)
@@ -121,7 +151,7 @@ def _curve(mean, b, passes, sizes, x, out):
             time += (to - at) * mean[WORK + segment]
             at = to
             least = max(least, time)
-        out[m] = least
+        out[m] = max(least + _few(mean, at), 0.5 * out[0])
 
 
 @njit(cache=True)
@@ -280,7 +310,7 @@ def _market(mean, b, sizes, x, histogram, trust):
     requests = histogram[0, NUM_BINS]
     _features(b, 0.0, 0.0, sizes, x)
     plain = max(_dot(x, mean), 1e-6)
-    least = plain
+    least = plain - _few_of(x, mean)
     best = 1.0
     tokens, reach = 0.0, 0.0
     for j in range(NUM_BINS - 1, -1, -1):
@@ -289,8 +319,9 @@ def _market(mean, b, sizes, x, histogram, trust):
         tokens += histogram[0, j] / requests
         reach += histogram[1, j] / requests
         _features(b, b * tokens, 0.0, sizes, x)
-        least = max(least, _dot(x, mean))
-        best = max(best, (1 + trust * reach) * plain / least)
+        few = _few_of(x, mean)
+        least = max(least, _dot(x, mean) - few)
+        best = max(best, (1 + trust * reach) * plain / max(least + few, 0.5 * plain))
     return best
 
 

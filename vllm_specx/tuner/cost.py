@@ -1,7 +1,8 @@
 """What a step costs: a model of its time by requests and draft tokens, learned in service.
 
 The time is a sum of a part for the requests, a part for all tokens of the step (both linear between knots at powers of
-two), a jump where there are drafts at all, and a part for the drafter's own passes. A Kalman filter follows it: errors
+two), one of its own for each small number of tokens, a jump where there are drafts at all, and a part for the drafter's
+own passes. A Kalman filter follows it: errors
 are relative to the time, outliers are clipped, everything may drift together (a machine gets slower) and, more slowly,
 apart. The features are in `_kernels`.
 """
@@ -19,6 +20,7 @@ from vllm_specx.tuner.cost_table import CostTable
 # Prior, in units of a plain step of one request: another draft token costs 0.02 of it, give or take 0.03.
 _SLOPE: Final = 0.02
 _PASS: Final = 0.05
+_FEW: Final = 0.08  # how far one small number of tokens may be off the line, give or take
 _NOISE: Final = 0.08  # of a measured time, relative, until learned
 _TABLE_NOISE: Final = 0.03
 _TABLE_DOUBT: Final = 0.02  # of the prior's variance that a table leaves
@@ -100,7 +102,7 @@ class CostModel:
     def seconds(
         self, num_requests: int, num_draft_tokens: ArrayLike, num_passes: ArrayLike = 0
     ) -> NDArray[np.float64]:
-        """Predicted seconds for each of `num_draft_tokens`; positive, never falling in the draft tokens.
+        """Predicted seconds for each of `num_draft_tokens`; positive, and beyond 8 tokens a step not falling in them.
 
         Before anything was measured the unit is a plain step of one request.
         """
@@ -230,6 +232,8 @@ def _prior() -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     mean[work] = _SLOPE
     octave = np.arange(kernels.NUM_WORK)
     cov[work, work] = 0.03**2 + 0.02**2 * np.exp(-0.5 * np.abs(octave[:, None] - octave[None, :]))
+    few = slice(kernels.FEW, kernels.NUM_FEATURES)
+    cov[few, few] = np.diag(np.full(kernels.FEW_MOST - 1, _FEW**2))
     for at, expected, deviation in (
         (kernels.JUMP, 0.0, 0.06),
         (kernels.JUMP + 1, 0.0, 0.001),
