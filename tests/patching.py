@@ -18,7 +18,12 @@ from vllm_specx._compat.fingerprints import FINGERPRINTS
 from vllm_specx._compat.versions import minor_of
 
 PATCHES = Path(__file__).resolve().parent.parent / "patches"
-SOURCES = tuple(sorted({f"{target.partition(':')[0].replace('.', '/')}.py" for target in FINGERPRINTS}))
+SOURCES = tuple(
+    sorted(
+        {f"{target.partition(':')[0].replace('.', '/')}.py" for target in FINGERPRINTS}
+        | {"vllm/v1/worker/gpu/spec_decode/speculator.py"}
+    )
+)
 
 
 def diffs(minor: str) -> list[Path]:
@@ -27,8 +32,8 @@ def diffs(minor: str) -> list[Path]:
 
 
 def touched(diff: Path) -> list[str]:
-    """The files that `diff` changes, relative to the folder that contains vllm/."""
-    return [line[6:] for line in diff.read_text().splitlines() if line.startswith("+++ b/")]
+    """The files of vllm/ that `diff` changes, relative to the folder that contains it."""
+    return [line[6:] for line in diff.read_text().splitlines() if line.startswith("+++ b/vllm/")]
 
 
 def apply_diff(diff: Path, folder: Path, *options: str) -> None:

@@ -37,10 +37,11 @@ def check_config(vllm_config: Any) -> None:
             acceptance method that changes what the target would have said.
 
     """
-    if methods.is_wanted(vllm_config):
+    if methods.is_wanted(vllm_config) or methods.is_rectangle(vllm_config):
         methods.check(vllm_config)
-        _check_costs(config.SpecxConfig.from_vllm(vllm_config))
-        return
+        if not methods.is_rectangle(vllm_config):
+            _check_costs(config.SpecxConfig.from_vllm(vllm_config))
+            return
     if hybrid.is_wanted(vllm_config):
         hybrid.check(vllm_config)
         _check_ours(vllm_config)
@@ -69,7 +70,8 @@ def _check_ours(vllm_config: Any) -> None:
         _check_costs(options)
         if options.memory_path:
             config.check_memory_path(options.memory_path)
-    if speculative.num_speculative_tokens_per_batch_size is not None:
+    table = speculative.num_speculative_tokens_per_batch_size
+    if table is not None and not methods.is_our_table(table, vllm_config):
         raise config.ConfigError(
             "num_speculative_tokens_per_batch_size is not used by vllm-specx, which chooses each request's "
             "draft length itself: remove it"
@@ -93,7 +95,7 @@ def prepare_config(vllm_config: Any) -> None:
 
     """
     _take_names(vllm_config)
-    if methods.is_wanted(vllm_config):
+    if methods.is_wanted(vllm_config) or methods.is_rectangle(vllm_config):
         from vllm.logger import init_logger
 
         methods.check(vllm_config)
@@ -108,10 +110,20 @@ def complete_config(vllm_config: Any) -> None:
 
     (`vllm serve` kills its engine right after SIGTERM.)
     """
-    if methods.is_wanted(vllm_config):
+    if methods.is_wanted(vllm_config) or _has_own_table(vllm_config):
         methods.complete(vllm_config)
     if config.SpecxConfig.from_vllm(vllm_config).memory_path:
         _compat.open_window(SHUTDOWN_SECONDS)
+
+
+def _has_own_table(vllm_config: Any) -> bool:
+    """Whether `prepare` took the configuration for one in which the scheduler chooses."""
+    speculative = vllm_config.speculative_config
+    return (
+        speculative is not None
+        and speculative.method == "custom_class"
+        and speculative.num_speculative_tokens_per_batch_size is not None
+    )
 
 
 def _is_on_this_machine(parallel_config: Any) -> bool:
@@ -161,7 +173,8 @@ def _take_names(vllm_config: Any) -> None:
 def _checked(original: Callable[..., None]) -> Any:
     def __post_init__(self: Any) -> None:
         prepare_config(self)
-        original(self)
+        with _compat.async_allowed(self):
+            original(self)
         check_config(self)
         complete_config(self)
 

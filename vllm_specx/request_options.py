@@ -99,12 +99,21 @@ class RequestOptions:
                 f"{model!r}, not {DRAFTERS[self.drafter]!r}",
                 f"{PREFIX}drafter",
             )
-        if self.max_n is not None and speculative_config is not None and model not in DRAFTERS.values():
+        is_ours = name_of(speculative_config) is not None or model in DRAFTERS.values()
+        if self.max_n is not None and speculative_config is not None and not is_ours:
             raise RequestOptionError(
                 f"{PREFIX}max_n has no effect here: this engine drafts with vLLM's own method "
                 f"{speculative_config.method!r}",
                 f"{PREFIX}max_n",
             )
+
+
+def max_n_of(params: Any) -> int | None:
+    """The `max_n` of a request's SamplingParams, 0 where its options were not checked and are wrong; None: no limit."""
+    try:
+        return RequestOptions.from_extra_args(params.extra_args).max_n
+    except RequestOptionError:  # vLLM does not check a ready-made EngineCoreRequest
+        return 0
 
 
 def install() -> None:

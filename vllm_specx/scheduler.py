@@ -6,6 +6,7 @@ Decided in the engine core's only scheduler and carried to the workers in Schedu
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from vllm.logger import init_logger
@@ -15,6 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_specx._compat.versions import check_supported
 from vllm_specx.config import ConfigError, SpecxConfig
 from vllm_specx.costs import make_cost_model
+from vllm_specx.request_options import max_n_of
 from vllm_specx.scheduling import methods
 from vllm_specx.scheduling.controller import Controller
 
@@ -80,6 +82,22 @@ class _Adaptive:
             except Exception as error:
                 self._give_up(error)
         super()._update_after_schedule(scheduler_output)  # type: ignore[misc]
+        if isinstance(self, AsyncScheduler):  # drafts are placeholders, set just now
+            self._cut(scheduler_output.num_scheduled_tokens)
+
+    def update_draft_token_ids(self, draft_token_ids: Any) -> None:
+        """Take over the drafts of a step, no more of each than its request wants."""
+        super().update_draft_token_ids(draft_token_ids)  # type: ignore[misc]
+        self._cut(draft_token_ids.req_ids)
+
+    def _cut(self, request_ids: Iterable[str]) -> None:
+        for request_id in request_ids:
+            request = self.requests.get(request_id)
+            params = None if request is None else request.sampling_params
+            if request is not None and params is not None and params.extra_args and request.spec_token_ids:
+                most = max_n_of(params)
+                if most is not None:
+                    request.spec_token_ids = request.spec_token_ids[:most]
 
     def _choose(self, scheduler_output: Any) -> int:
         assert self.controller is not None

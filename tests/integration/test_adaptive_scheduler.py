@@ -141,10 +141,10 @@ def make_scheduler(
     )
 
 
-def add(scheduler: Any, name: str, num_prompt_tokens: int, max_tokens: int = 64) -> None:
+def add(scheduler: Any, name: str, num_prompt_tokens: int, max_tokens: int = 64, **extra_args: Any) -> None:
     from vllm.v1.request import Request
 
-    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True)
+    params = SamplingParams(max_tokens=max_tokens, ignore_eos=True, extra_args=extra_args or None)
     params.update_from_generation_config({}, eos_token_id=None)
     scheduler.add_request(
         Request(
@@ -314,6 +314,27 @@ def test_requests_at_their_end_are_not_drafted_for(model_dir: Any) -> None:
     assert [model.step_sync().num_spec_tokens_to_schedule for _ in range(4)] == [2, 1, 0, 0]
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_requests_have_the_last_word(model_dir: Any, is_async: bool) -> None:
+    scheduler = make_scheduler(model_dir, is_async=is_async)
+    scheduler.controller.tuner.choose = lambda num_requests: 5
+    model = Model(scheduler, accept=0.5)
+    limits = {"free": 5, "two": 2, "none": 0, "wrong": 0}
+    add(scheduler, "free", 8)
+    add(scheduler, "two", 8, specx_max_n=2)
+    add(scheduler, "none", 8, specx_max_n=0)
+    add(scheduler, "wrong", 8, specx_max_n="4")  # as a ready-made request may come
+    verified: dict[str, set[int]] = {name: set() for name in limits}
+    for _ in range(8):
+        output = model.step_async() if is_async else model.step_sync()
+        for name in output.num_scheduled_tokens:
+            verified[name].add(len(output.scheduled_spec_decode_tokens.get(name, ())))
+    assert {name: max(lengths) for name, lengths in verified.items()} == limits
+    while scheduler.has_requests() or model.outputs:
+        _ = model.step_async() if is_async else model.step_sync()
+    assert model.finished == dict.fromkeys(limits, 64)
+
+
 def test_a_broken_tuner_does_not_break_the_engine(model_dir: Any) -> None:
     scheduler = make_scheduler(model_dir, is_async=False)
 
@@ -386,6 +407,11 @@ def test_same_tokens_as_plain_and_lengths_that_change(
     assert gained["vllm:spec_decode_num_accepted_tokens"] == num_accepted > 0
 
 
+@pytest.mark.runs(
+    "n-gram with AdaptiveScheduler",
+    "vLLM 0.32, V1 on the CPU",
+    "greedy identity in float32, any length at any step",
+)
 def test_lengths_that_change_at_random_at_every_step(
     adaptive: Any, plain: Any, steps: list[tuple[Any, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -466,6 +492,7 @@ def test_a_draft_model(adaptive: Any, plain: Any, model_dir: Any) -> None:
     assert len(set(lengths)) > 2
 
 
+@pytest.mark.runs("n-gram with AdaptiveScheduler", "vLLM 0.32, V1 on the CPU", "tensor parallel 2")
 def test_one_decision_for_both_ranks_of_tensor_parallelism(tmp_path: Any) -> None:
     done = subprocess.run(
         [sys.executable, tensor_parallel_run.__file__, str(tmp_path / "model")],

@@ -29,6 +29,9 @@ def test_there_are_enough_prompts(plain):
     assert max(lengths) > 200  # several chunks of 96
 
 
+@pytest.mark.runs(
+    "suffix tree", "vLLM 0.32, V1 on the CPU", "greedy identity in float32 in batches and alone"
+)
 def test_batch_of_eight_with_chunked_prefill_and_prefix_caching(specx, expected):
     before, faults = accepted(specx), proposer_of(specx).faults
     assert generate(specx, token_prompts(specx)) == expected
@@ -42,6 +45,7 @@ def test_one_at_a_time(specx, expected):
         assert generate(specx, [prompt]) == [tokens]
 
 
+@pytest.mark.runs("suffix tree", "vLLM 0.32, V1 on the CPU", "preemption")
 def test_without_prefix_caching_and_with_preemption(specx_tight, expected, monkeypatch):
     scheduler, preempted = scheduler_of(specx_tight), []
     preempt = scheduler._preempt_request

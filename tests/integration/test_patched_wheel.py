@@ -23,6 +23,7 @@ PATCH_NAMES = [
     "cpu-kernel-rebind",
     "cpu-empty-top-k",
     "drafter-calls",
+    "v2-speculators",
     "shutdown-window",
 ]
 TENANTS = {"0": "tenant-a", "1": None, "2": "tenant-b", "3": "tenant-a", "4": None, "5": None}

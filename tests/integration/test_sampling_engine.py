@@ -30,24 +30,18 @@ import json
 from collections import Counter
 from dataclasses import dataclass
 from functools import cache
-from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from engines import counters, make_engine, proposer_of, scheduler_of
-from sampling_laws import ALPHA, fit_p_value, homogeneity_p_value, processed, target_law
+from sampling_laws import ALPHA, fit_p_value, homogeneity_p_value
+from three_tokens import VOCAB, WORDS, Requests, joint_law
 
 from vllm_specx.heads import ADAPTIVE, BUNDLED, HYBRID
 
 HEAD = BUNDLED / "smollm2-135m-eagle3"
-VOCAB, NUM_TOKENS = 3, 4
-WORDS = (" red", " blue", " green")
-# As digits into WORDS. With the token before them they fill a KV block of 32 and one token: a cached prefix
-# leaves one token to compute.
-PROMPTS = ("12222010120122010012012012012012", "12001201201012012010120120120012")
-TEMPERATURES = (0.8, 1.2)
 NUM_REQUESTS = 2000
 NUM_WITH_HEAD = 400  # a head's drafts take their time on a CPU
 NUM_UNREPAIRED, NUM_REPEATED = 256, 32
@@ -101,33 +95,11 @@ class Engine:
         self.llm = make_engine(model_dir, max_model_len=64, max_num_seqs=128, block_size=32, **options)
         if method in WITH_HEAD:
             let_it_draft(self.llm, method)
-        tokenizer = self.llm.get_tokenizer()
-        self.allowed = [tokenizer.encode(word, add_special_tokens=False)[0] for word in WORDS]
-        start = tokenizer.encode("The", add_special_tokens=False)
-        self.prompts = [start + [self.allowed[int(digit)] for digit in digits] for digits in PROMPTS]
+        self.requests = Requests(self.llm.get_tokenizer())
 
     def sample(self, num_requests: int, first_seed: int) -> list[tuple[int, ...]]:
         """For each request its kind and then its output, as indices into WORDS."""
-        from vllm import SamplingParams
-
-        kinds = [i % 2 for i in range(num_requests)]
-        params = [
-            SamplingParams(
-                temperature=TEMPERATURES[kind],
-                max_tokens=NUM_TOKENS,
-                ignore_eos=True,
-                allowed_token_ids=self.allowed,
-                seed=first_seed + i,
-                detokenize=False,
-            )
-            for i, kind in enumerate(kinds)
-        ]
-        prompts = [{"prompt_token_ids": self.prompts[kind]} for kind in kinds]
-        outputs = self.llm.generate(prompts, params, use_tqdm=False)
-        return [
-            (kind, *map(self.allowed.index, output.outputs[0].token_ids))
-            for kind, output in zip(kinds, outputs, strict=True)
-        ]
+        return self.requests.sample(self.llm, num_requests, first_seed)
 
     def close(self) -> None:
         self.llm.llm_engine.engine_core.shutdown()
@@ -216,28 +188,7 @@ def sampled(model_dir, head):
 
 @pytest.fixture(scope="module")
 def law(model_dir):
-    """The exact law of (kind, four tokens), by transformers: one forward pass over all prefixes."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model_dir)
-    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    allowed = [tokenizer.encode(word, add_special_tokens=False)[0] for word in WORDS]
-    start = tokenizer.encode("The", add_special_tokens=False)
-    joint = {}
-    for kind, digits in enumerate(PROMPTS):
-        prompt = start + [allowed[int(digit)] for digit in digits]
-        endings = list(product(range(VOCAB), repeat=NUM_TOKENS - 1))
-        ids = torch.tensor([prompt + [allowed[i] for i in ending] for ending in endings])
-        with torch.no_grad():
-            logits = model(ids, logits_to_keep=NUM_TOKENS).logits[:, :, allowed].double().numpy()
-        rows = {
-            ending[:k]: processed(logits[i, k], TEMPERATURES[kind])
-            for i, ending in enumerate(endings)
-            for k in range(NUM_TOKENS)
-        }
-        for tokens, weight in target_law(rows.__getitem__, NUM_TOKENS).items():
-            joint[kind, *tokens] = 0.5 * weight
-    return joint
+    return joint_law(model_dir)
 
 
 def test_plain_sampling_follows_the_law(sampled, law):

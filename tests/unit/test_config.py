@@ -80,12 +80,14 @@ def vllm_config(path, **parallel):
     return SimpleNamespace(
         additional_config={"specx": {"memory_path": str(path)}},
         speculative_config=SimpleNamespace(
+            method="custom_class",
             model="vllm_specx.SuffixTreeProposer",
             num_speculative_tokens=4,
             num_speculative_tokens_per_batch_size=None,
             rejection_sample_method="standard",
         ),
-        scheduler_config=SimpleNamespace(scheduler_cls=None),
+        scheduler_config=SimpleNamespace(scheduler_cls=None, async_scheduling=False),
+        use_v2_model_runner=False,
         parallel_config=SimpleNamespace(nnodes=1, distributed_executor_backend=None, **parallel),
         model_config=None,
     )

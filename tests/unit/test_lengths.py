@@ -52,6 +52,8 @@ def vllm_config(full_graphs):
     return SimpleNamespace(
         speculative_config=SimpleNamespace(num_speculative_tokens=4),
         compilation_config=SimpleNamespace(cudagraph_mode=mode, cudagraph_capture_sizes=[8, 4, 2, 1]),
+        scheduler_config=SimpleNamespace(async_scheduling=False),
+        use_v2_model_runner=False,
     )
 
 

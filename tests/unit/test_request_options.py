@@ -11,8 +11,9 @@ from stand_ins import LLM
 import vllm_specx
 from vllm_specx import plugin, request_options
 from vllm_specx.config import MAX_SPECULATIVE_TOKENS
-from vllm_specx.heads import HYBRID
+from vllm_specx.heads import HYBRID, set_name
 from vllm_specx.request_options import DRAFTERS, RequestOptionError, RequestOptions
+from vllm_specx.scheduling.methods import SCHEDULER
 
 SUFFIX_TREE = SimpleNamespace(model=DRAFTERS["suffix_tree"], method="custom_class")
 NGRAM = SimpleNamespace(model="ngram", method="ngram")
@@ -82,6 +83,9 @@ def test_what_an_engine_does():
             RequestOptions(drafter="suffix_tree").check_engine(speculative)
     with pytest.raises(RequestOptionError, match="vLLM's own method 'ngram'"):
         RequestOptions(max_n=3).check_engine(NGRAM)
+    driven = SimpleNamespace(**vars(NGRAM))
+    set_name(driven, SCHEDULER)
+    RequestOptions(max_n=3).check_engine(driven)
 
 
 def test_the_known_drafters_exist():
@@ -164,7 +168,8 @@ class Engine:
         self.proposer = SuffixTreeProposer(
             SimpleNamespace(
                 speculative_config=SimpleNamespace(num_speculative_tokens=N),
-                scheduler_config=SimpleNamespace(max_num_batched_tokens=2048),
+                scheduler_config=SimpleNamespace(max_num_batched_tokens=2048, async_scheduling=False),
+                use_v2_model_runner=False,
                 model_config=SimpleNamespace(get_vocab_size=lambda: 100),
                 additional_config={"specx": {"alpha": 0.0, "shared": False}},
             )

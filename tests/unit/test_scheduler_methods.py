@@ -43,7 +43,9 @@ def make(
             scheduler_cls=scheduler_cls, async_scheduling=is_async, max_num_seqs=64
         ),
         parallel_config=SimpleNamespace(
-            **({"data_parallel_size": 1, "pipeline_parallel_size": 1} | (parallel or {}))
+            nnodes=1,
+            distributed_executor_backend="uni",
+            **({"data_parallel_size": 1, "pipeline_parallel_size": 1} | (parallel or {})),
         ),
         use_v2_model_runner=is_v2,
         model_config=None,
@@ -189,6 +191,67 @@ def test_how_drafters_spend_their_time() -> None:
     assert Drafting.of(make("eagle3")) == Drafting.of(make("eagle", is_v2=True)) == Drafting(True, 1)
     assert Drafting.of(make("draft_model")) == Drafting.of(make("mtp", **many)) == Drafting(True, 1)
     assert Drafting.of(make("ngram")) == Drafting(False, 0)
-    assert Drafting.of(make("draft_model", is_v2=True)) == Drafting(False, 0)
+    assert Drafting.of(make("draft_model", is_v2=True)) == Drafting(True, 1)
     assert Drafting.of(make("mtp", is_v2=True, **many)) == Drafting(False, 0)
     assert Drafting.of(make("mtp", is_v2=True)) == Drafting(True, 1)
+
+
+def proposer(
+    *, is_async: bool | None, is_v2: bool = True, options: dict[str, Any] | None = None, **more: Any
+) -> Any:
+    return make(
+        "custom_class",
+        model="vllm_specx.SuffixTreeProposer",
+        is_v2=is_v2,
+        is_async=is_async,
+        options=options or {},
+        **more,
+    )
+
+
+def build_ours(config: Any, decided: bool) -> None:
+    """As `build`, with what vLLM decides on async scheduling in between."""
+    plugin.prepare_config(config)
+    config.scheduler_config.async_scheduling = decided
+    plugin.check_config(config)
+    plugin.complete_config(config)
+
+
+@pytest.mark.parametrize("asked", [None, True])
+def test_proposers_of_ours_draft_a_rectangle_on_v2(asked: bool | None) -> None:
+    config = proposer(is_async=asked)
+    for _ in range(2):  # vLLM copies configurations, and checks the copies
+        build_ours(config, decided=True)
+        assert config.scheduler_config.scheduler_cls == "vllm_specx.AdaptiveAsyncScheduler"
+        assert getattr(config.speculative_config, TABLE) == ladder_table(5, 64)
+    assert Drafting.of(config).num_passes(5) == 0
+
+
+@pytest.mark.parametrize("asked", [None, False])
+def test_and_choose_for_each_request_without_async_scheduling(asked: bool | None) -> None:
+    config = proposer(is_async=asked)
+    build_ours(config, decided=False)
+    assert config.scheduler_config.scheduler_cls is None
+    assert getattr(config.speculative_config, TABLE) is None
+
+
+def test_nothing_is_put_into_v1() -> None:
+    config = proposer(is_async=None, is_v2=False)
+    build_ours(config, decided=False)
+    assert config.scheduler_config.scheduler_cls is None
+    assert getattr(config.speculative_config, TABLE) is None
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"options": {"alpha": 0.1}}, ["specx.alpha", "V2", "async_scheduling"]),
+        ({"parallel": {"pipeline_parallel_size": 2}}, ["pipeline parallelism"]),
+        ({TABLE: [(1, 64, 3)]}, [TABLE]),
+    ],
+)
+def test_what_a_rectangle_cannot_have(more: dict[str, Any], words: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_ours(proposer(is_async=True, **more), decided=True)
+    for word in words:
+        assert word in str(error.value)

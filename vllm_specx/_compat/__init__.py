@@ -14,10 +14,12 @@ from vllm_specx._compat import (
     cpu_top_k,
     drafter_calls,
     shutdown_window,
+    v2_speculators,
 )
 from vllm_specx._compat.apply import PatchConflict
 from vllm_specx._compat.context import ProposerContext
 from vllm_specx._compat.shutdown_window import open_window
+from vllm_specx._compat.v2_speculators import async_allowed
 from vllm_specx._compat.versions import SUPPORTED_RANGE, UnsupportedVLLM, check_supported
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "PatchState",
     "ProposerContext",
     "UnsupportedVLLM",
+    "async_allowed",
     "check_supported",
     "install",
     "open_window",
@@ -67,9 +70,20 @@ def install() -> PatchState:
         if not drafter_calls.is_present():
             drafter_calls.install(at_once=context.PATCH not in needed)
             needed.append(drafter_calls.PATCH)
+        if not v2_speculators.is_present():
+            v2_speculators.install()
+            needed.append(v2_speculators.PATCH)
         if not shutdown_window.is_present():
             needed.append(shutdown_window.PATCH)  # goes in with a configuration that wants it
-        patches = (context, cpu_sampling, cpu_kernels, cpu_top_k, drafter_calls, shutdown_window)
+        patches = (
+            context,
+            cpu_sampling,
+            cpu_kernels,
+            cpu_top_k,
+            drafter_calls,
+            v2_speculators,
+            shutdown_window,
+        )
         known = tuple(patch.PATCH for patch in patches)
         _state = PatchState(version, tuple(needed), tuple(p for p in known if p not in needed))
     return _state

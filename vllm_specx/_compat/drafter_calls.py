@@ -62,7 +62,9 @@ def _getattr(original: Callable[..., Any]) -> Any:
 
 
 def _drafter(wrapper: Any) -> Any:
-    return getattr(getattr(wrapper.worker, "model_runner", None), "drafter", None)
+    runner = getattr(wrapper.worker, "model_runner", None)
+    # V2 has a speculator instead, behind which a proposer may stand.
+    return getattr(runner, "drafter", None) or getattr(getattr(runner, "speculator", None), "proposer", None)
 
 
 def _call_drafter(wrapper: Any, method: str, *args: Any, **kwargs: Any) -> Any:

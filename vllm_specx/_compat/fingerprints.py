@@ -25,6 +25,22 @@ REBIND = "vllm.triton_utils.dispatcher:_rebind_kernels"
 TOP_K = "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_only"
 SHUTDOWN = "vllm.v1.engine.utils:get_engine_process_shutdown_timeout"
 WRAPPER = "vllm.v1.worker.worker_base:WorkerWrapperBase.__getattr__"
+UNSUPPORTED = "vllm.config.vllm:VllmConfig._get_v2_model_runner_unsupported_features"
+INIT_SPECULATOR = "vllm.v1.worker.gpu.spec_decode.__init__:init_speculator"
+_RUNNER_V2 = "vllm.v1.worker.gpu.model_runner:GPUModelRunner."
+V2_LOAD = _RUNNER_V2 + "load_model"
+V2_ADD = _RUNNER_V2 + "add_requests"
+V2_TAKE = _RUNNER_V2 + "take_draft_token_ids"
+HEAD_SETUP = _RUNNER + "_setup_eagle3_aux_hidden_state_outputs"
+_DRAFTER = "vllm.v1.spec_decode.llm_base_proposer:SpecDecodeBaseProposer."
+HEAD_PROPOSE = _DRAFTER + "propose"
+HEAD_CHOICE = _DRAFTER + "_greedy_sample"
+V2_DRAFT_MODEL = (
+    "vllm.v1.worker.gpu.spec_decode.standalone_ar.speculator:StandaloneARSpeculator._multi_step_decode"
+)
+
+# Taken over by instances of ours (see hybrid_runner), so that there is no diff.
+WITHOUT_DIFF = (HEAD_SETUP, HEAD_PROPOSE, HEAD_CHOICE)
 
 # target -> minor version -> fingerprint of the pristine source.
 FINGERPRINTS = {
@@ -38,6 +54,15 @@ FINGERPRINTS = {
     WRAPPER: {"0.32": "4448f957f399b343", "0.33": "4448f957f399b343"},
     SHUTDOWN: {"0.32": "6c911ccf670700db", "0.33": "3bf402f6cf628617"},
     EXPAND: {"0.32": "cb72d4d389c5be6d", "0.33": "cb72d4d389c5be6d"},
+    HEAD_SETUP: {"0.32": "e964525f1ea4ef53", "0.33": "e964525f1ea4ef53"},
+    HEAD_PROPOSE: {"0.32": "acfdd5112200df72", "0.33": "acfdd5112200df72"},
+    HEAD_CHOICE: {"0.32": "f54e7d6849c4f835", "0.33": "f54e7d6849c4f835"},
+    UNSUPPORTED: {"0.32": "4744efd8231031b4", "0.33": "f64d0665eade0b37"},
+    INIT_SPECULATOR: {"0.32": "0157d01f67a9521c", "0.33": "be5ae4530ae0d2d5"},
+    V2_LOAD: {"0.32": "e86542552b9054dc", "0.33": "7129bbe627a93f61"},
+    V2_ADD: {"0.32": "eca5a1d4a7ccb623", "0.33": "eca5a1d4a7ccb623"},
+    V2_TAKE: {"0.32": "c3b43a4182d74b6c", "0.33": "c3b43a4182d74b6c"},
+    V2_DRAFT_MODEL: {"0.32": "d0236900f2759acc", "0.33": "d0236900f2759acc"},
 }
 
 

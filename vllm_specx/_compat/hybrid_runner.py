@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vllm_specx._compat.apply import replace
+from vllm_specx._compat import fingerprints
+from vllm_specx._compat.apply import is_applied, replace
 from vllm_specx._compat.context import context_of
 from vllm_specx._compat.versions import check_supported
 from vllm_specx.hybrid import is_head_alone, is_wanted
@@ -20,12 +21,24 @@ _CALLS = ("forget", "on_weights_changed", "purge", "reset_memory", "set_enabled"
 
 
 def install() -> None:
-    """Wrap `GPUModelRunner._setup_eagle3_aux_hidden_state_outputs`. Imports it. Idempotent."""
-    check_supported()
+    """Wrap `GPUModelRunner._setup_eagle3_aux_hidden_state_outputs`. Imports it. Idempotent.
+
+    Raises UnsupportedVLLM where it, or what the passes of a head are taken over from, is other code.
+    """
+    minor = check_supported()
+    from vllm.v1.spec_decode.llm_base_proposer import SpecDecodeBaseProposer
     from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
     from vllm_specx._compat import drafter_calls
 
+    for target, owner in (
+        (fingerprints.HEAD_SETUP, GPUModelRunner),
+        (fingerprints.HEAD_PROPOSE, SpecDecodeBaseProposer),
+        (fingerprints.HEAD_CHOICE, SpecDecodeBaseProposer),
+    ):
+        name = target.rpartition(".")[2]
+        if not is_applied(owner, name, PATCH):
+            fingerprints.require_pristine(target, vars(owner).get(name), minor)
     replace(GPUModelRunner, "_setup_eagle3_aux_hidden_state_outputs", _set_up, patch=PATCH)
     drafter_calls.install_worker_side()
 

@@ -94,8 +94,33 @@ class FixedCosts:
         return f"decision reason=price requests={len(self._chosen)} draft={sum(self._chosen)} alpha={self._alpha}"
 
 
+class WholeDrafts:
+    """Every draft as it is: the scheduler has chosen one length for all, and verifies it whatever is drafted."""
+
+    def __init__(self) -> None:
+        """Start before the first step."""
+        self._chosen: list[int] = []
+
+    def choose(self, reaches: Sequence[NDArray[np.float64]]) -> list[int]:
+        """Return the length of each."""
+        self._chosen = [len(reach) for reach in reaches]
+        return self._chosen
+
+    def update(self, step: Step) -> None:
+        """There is nothing to learn."""
+
+    def forget(self) -> None:
+        """There is nothing to forget."""
+
+    def explain(self) -> str:
+        """The scheduler has the reasons."""
+        return f"decision reason=scheduler requests={len(self._chosen)} draft={sum(self._chosen)}"
+
+
 def make_policy(options: SpecxConfig, vllm_config: Any) -> Policy:
-    """The policy that the options ask for."""
+    """The policy that the options, and who chooses lengths, ask for."""
+    if vllm_config.use_v2_model_runner and vllm_config.scheduler_config.async_scheduling:
+        return WholeDrafts()
     if options.alpha is not None:
         return FixedCosts(options.alpha)
     max_n = vllm_config.speculative_config.num_speculative_tokens

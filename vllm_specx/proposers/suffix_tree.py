@@ -1,4 +1,4 @@
-"""`vllm_specx.SuffixTreeProposer`: the suffix-tree drafter behind vLLM's custom_class hook (model runner V1)."""
+"""`vllm_specx.SuffixTreeProposer`: the suffix-tree drafter behind vLLM's custom_class hook."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -55,6 +55,13 @@ class SuffixTreeProposer:
         self._start_over()
         if self._keeper is not None:
             self._keeper.open(self)
+
+    @classmethod
+    def make_v2_speculator(cls, vllm_config: Any, device: Any, req_states: Any) -> Any:
+        """The same on model runner V2: a BaseSpeculator. See `CustomClassSpeculator`."""
+        from vllm_specx.speculators.custom_class import CustomClassSpeculator
+
+        return CustomClassSpeculator(cls, vllm_config, device, req_states)
 
     def load_model(self, target_model: Any) -> None:
         """There are no weights to load, but the target's are watched for changes."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from vllm_specx import config
 from vllm_specx.config import ConfigError, SpecxConfig
+from vllm_specx.heads import name_of, set_name
 
 METHODS: Final = ("eagle", "eagle3", "mtp", "draft_model", "ngram")
 SCHEDULER: Final = "vllm_specx.AdaptiveScheduler"
@@ -39,11 +40,10 @@ class Drafting:
 
     @classmethod
     def of(cls, vllm_config: Any) -> Drafting:
-        """Of the configured method. On runner V2 draft models and MTP of several modules always draft the maximum."""
+        """Of the configured method. On runner V2 MTP of several modules always drafts the maximum."""
         speculative = vllm_config.speculative_config
-        if speculative.method == "ngram" or (
-            vllm_config.use_v2_model_runner
-            and (speculative.method == "draft_model" or speculative.use_multi_module_mtp())
+        if speculative.method in ("ngram", "custom_class") or (
+            vllm_config.use_v2_model_runner and speculative.use_multi_module_mtp()
         ):
             return cls(is_autoregressive=False, idle_passes=0)
         return cls(is_autoregressive=True, idle_passes=1)
@@ -52,6 +52,22 @@ class Drafting:
 def is_wanted(vllm_config: Any) -> bool:
     """Whether N is to be chosen every step: by option or because our scheduler is named."""
     return SpecxConfig.from_vllm(vllm_config).adaptive or _is_ours(vllm_config.scheduler_config.scheduler_cls)
+
+
+def is_rectangle(vllm_config: Any) -> bool:
+    """Whether a proposer of ours drafts as many tokens for every request, so that one N is to be chosen every step.
+
+    That is so on runner V2 under async scheduling, which has to know how many there will be before they are drafted.
+    (Before vLLM has decided on it: unless it is turned off.)
+    """
+    speculative = vllm_config.speculative_config
+    return bool(
+        speculative is not None
+        and speculative.method == "custom_class"
+        and str(speculative.model).startswith("vllm_specx.")
+        and vllm_config.scheduler_config.async_scheduling is not False
+        and vllm_config.use_v2_model_runner
+    )
 
 
 def check(vllm_config: Any) -> None:
@@ -71,7 +87,15 @@ def check(vllm_config: Any) -> None:
         raise ConfigError(
             f"enable_adaptive_verification and {config.KEY}.adaptive both choose how much is verified: remove one"
         )
-    if speculative.method not in METHODS:
+    # A proposer of ours can do without the scheduler, if vLLM decides against async scheduling.
+    is_decided = bool(vllm_config.scheduler_config.async_scheduling) or not is_rectangle(vllm_config)
+    if is_rectangle(vllm_config):
+        if is_decided and SpecxConfig.from_vllm(vllm_config).alpha is not None:
+            raise ConfigError(
+                f"{config.KEY}.alpha has no effect on model runner V2 under async scheduling, where the scheduler "
+                "measures costs: remove it, or turn async_scheduling off"
+            )
+    elif speculative.method not in METHODS:
         raise ConfigError(
             f"{config.KEY}.adaptive cannot drive the speculative method {speculative.method!r}, which does not heed a "
             f"length chosen every step or chooses by itself; it drives {', '.join(METHODS)}"
@@ -81,7 +105,7 @@ def check(vllm_config: Any) -> None:
             f"parallel_drafting drafts num_speculative_tokens in one pass, always: {config.KEY}.adaptive cannot be used"
         )
     table = getattr(speculative, _TABLE)
-    if table is not None and not _is_our_table(table, vllm_config):
+    if table is not None and not is_our_table(table, vllm_config):
         raise ConfigError(
             f"{_TABLE} fixes what {config.KEY}.adaptive (or {SCHEDULER}) chooses every step: remove one of them"
         )
@@ -90,10 +114,10 @@ def check(vllm_config: Any) -> None:
             "rejection_sample_method 'synthetic' accepts drafts at random: acceptance cannot be measured with "
             f"{config.KEY}.adaptive"
         )
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+    if vllm_config.parallel_config.pipeline_parallel_size > 1 and is_decided:
         raise ConfigError(
-            f"{config.KEY}.adaptive does not work with pipeline parallelism: several steps are under way at once, "
-            "and what one of them costs cannot be told"
+            "choosing the draft length in the scheduler does not work with pipeline parallelism: several steps are "
+            "under way at once, and what one of them costs cannot be told"
         )
     scheduler = vllm_config.scheduler_config.scheduler_cls
     if scheduler is not None and not _is_ours(scheduler):
@@ -112,14 +136,20 @@ def prepare(vllm_config: Any, warn: Callable[[str], None]) -> None:
     if is_pinned(vllm_config):
         warn(pinned_reason(vllm_config))
         vllm_config.scheduler_config.scheduler_cls = None
-    elif vllm_config.use_v2_model_runner:
+        return
+    if name_of(speculative) is None and speculative.method != "custom_class":
+        set_name(speculative, SCHEDULER)  # requests may have a say then
+    if vllm_config.use_v2_model_runner:
         setattr(speculative, _TABLE, _our_table(vllm_config))
 
 
 def complete(vllm_config: Any) -> None:
     """Take the scheduler that fits, now that vLLM has decided on async scheduling."""
     scheduler = vllm_config.scheduler_config
-    if not is_pinned(vllm_config):
+    if vllm_config.speculative_config.method == "custom_class" and not is_rectangle(vllm_config):
+        scheduler.scheduler_cls = None  # the proposer chooses, for each request
+        setattr(vllm_config.speculative_config, _TABLE, None)
+    elif not is_pinned(vllm_config):
         scheduler.scheduler_cls = ASYNC_SCHEDULER if scheduler.async_scheduling else SCHEDULER
 
 
@@ -159,7 +189,7 @@ def _our_table(vllm_config: Any) -> list[tuple[int, int, int]]:
     )
 
 
-def _is_our_table(table: Any, vllm_config: Any) -> bool:
+def is_our_table(table: Any, vllm_config: Any) -> bool:
     """A configuration is checked again whenever vLLM copies it."""
     return bool(vllm_config.use_v2_model_runner) and [tuple(row) for row in table] == _our_table(vllm_config)
 

@@ -61,6 +61,7 @@ def test_same_tokens_as_plain_from_both_sources(hybrid: Any, plain: Any) -> None
     assert 0 < drafter.num_accepted_tokens <= drafter.num_draft_tokens
 
 
+@pytest.mark.runs("hybrid", "vLLM 0.32, V1 on the CPU", "greedy identity in float32, any depth at any step")
 def test_any_depth_at_any_step(hybrid: Any, plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     drafter, rng = proposer_of(hybrid).specx, np.random.default_rng(0)
     depths = []

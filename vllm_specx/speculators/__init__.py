@@ -1,0 +1,1 @@
+"""Our proposers on vLLM's model runner V2."""
