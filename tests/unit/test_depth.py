@@ -83,3 +83,22 @@ def test_nothing_to_draft_for() -> None:
     rule = DepthRule(4)
     assert rule.choose(policy(even), times(0.002), [], np.array([0.5]), np.empty(0, dtype=bool)) == 0
     assert rule.choose(policy(even), times(0.002), [NONE], np.array([0.5]), np.array([False])) == 0
+
+
+def test_long_prompts_are_read_only_where_that_pays() -> None:
+    rule, passes, can = DepthRule(4), times(0.002), np.array([True])
+    for size in (1, 1000) * 8:
+        passes.read.update(size, 0.002 + 0.0001 * size)
+    expected = np.array([0.6, 0.3])
+    rule.choose(policy(even), passes, [NONE], expected, can, backlog=2000)
+    assert rule.is_asleep  # nothing is known, and reading takes as long as six steps
+    rule.clear()
+    for _ in range(100):
+        rule.choose(policy(even), passes, [NONE], expected, can)
+    assert not rule.is_asleep
+    rule.choose(policy(even), passes, [NONE], expected, can, backlog=500)
+    assert not rule.is_asleep  # 50 ms are earned soon
+    rule.choose(policy(even), passes, [NONE], expected, can, backlog=20_000)
+    assert rule.is_asleep
+    rule.choose(policy(even), passes, [NONE], expected, can, backlog=500)
+    assert not rule.is_asleep

@@ -34,7 +34,8 @@ class DepthRule:
 
     Once awake, a head has to read what was verified whether it drafts or not, so that pass is not counted against a
     draft. It is counted against being awake: where what the head adds is on average not worth it, the head sleeps.
-    Waking it costs the reading of its backlog, which must be earned within `_HORIZON` steps.
+    Waking it costs the reading of its backlog, and staying awake that of new prompts, which must be earned within
+    `_HORIZON` steps. Before anything is known they are read where that takes no longer than a step.
 
     Args:
         max_n: deepest draft.
@@ -81,7 +82,7 @@ class DepthRule:
             others: reach of each request's other draft, float64 (n_i,).
             expected: reach of the head's draft, float64 (deepest,), the same for all requests.
             can: bool (requests,), whether the head can draft for it at all.
-            backlog: tokens that the head has not read.
+            backlog: tokens that the head has not read, those of prompts in this step included.
 
         """
         b, deepest = len(others), len(expected) if can.any() else 0
@@ -120,10 +121,13 @@ class DepthRule:
         is_known = self._num_steps >= _MEMORY or (self._num_seen >= _ENOUGH and self._num_steps >= _LEAST)
         self._added += (added - rate * read - self._added) / _MEMORY
         reading = times.read(b + backlog) - read
+        too_dear = self._added * _HORIZON < rate * reading
         if self.is_asleep:
-            self.is_asleep = self._added <= 0 or self._added * _HORIZON < rate * reading
+            self.is_asleep = self._added <= 0 or too_dear
+        elif is_known:
+            self.is_asleep = self._added < 0 or too_dear
         else:
-            self.is_asleep = self._added < 0 and is_known
+            self.is_asleep = reading > plain
         self._seconds += (
             (0.0 if self.is_asleep else read + drafting[min(depth, deepest)]) - self._seconds
         ) / _MEMORY
@@ -137,9 +141,8 @@ class DepthRule:
         price, prices = self.token_price, self._prices
         if prices is None:
             return np.array([np.maximum(0.0, reach - price).sum() for reach in reaches])
-        return np.array(
-            [max(0.0, (np.cumsum(reach) - prices[: len(reach)]).max(initial=0.0)) for reach in reaches]
-        )
+        cut = [np.cumsum(reach[: len(prices)]) for reach in reaches]
+        return np.array([max(0.0, (tokens - prices[: len(tokens)]).max(initial=0.0)) for tokens in cut])
 
     def note(self, gains: NDArray[np.float64], num_tokens: int) -> None:
         """Learn what a draft turned out to be worth once it was known how sure the head is.

@@ -58,6 +58,7 @@ class HybridProposer(SuffixTreeProposer):
         self._depth = DepthRule(self.num_speculative_tokens)
         self._drafted = _Drafted({}, _NO_TOKENS, None)
         self._is_drawn = vllm_config.speculative_config.draft_sample_method == "probabilistic"
+        self._num_prefill = 0  # tokens of prompts in this step
         self._by_head: set[int] = set()  # rows that took the head's draft
 
     def propose_with(
@@ -105,6 +106,7 @@ class HybridProposer(SuffixTreeProposer):
         self._depth.clear()
 
     def _learn(self, step: Step, context: Any, sampled: Sequence[Sequence[int]]) -> None:
+        self._num_prefill = step.num_prefill_tokens
         if step.seconds is not None:  # of which the costs are to know verification alone
             step = replace(step, seconds=step.seconds - self._passes.seconds)
         super()._learn(step, context, sampled)
@@ -137,7 +139,7 @@ class HybridProposer(SuffixTreeProposer):
             [limit > 0 and name not in lost for name, limit in zip(request_ids, limits, strict=True)]
         )
         reaches = [draft.reach for draft in found]
-        backlog = self._passes.backlog.num_tokens
+        backlog = self._passes.backlog.num_tokens + self._num_prefill
         depth = self._depth.choose(self._costs, self._passes.times, reaches, expected[:most], can, backlog)
 
         def go_on(confidence: NDArray[np.float64]) -> bool:
