@@ -40,10 +40,10 @@ def _checked_row(row: Any, limit: int, vocab_size: int, on_fault: Callable[[str]
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         on_fault(f"a draft is not one row of integers: dtype {ids.dtype}, shape {ids.shape}")
         return []
-    if ids.min() < 0 or ids.max() >= vocab_size:
-        on_fault(f"a draft has token ids outside [0, {vocab_size}): {ids.min()}..{ids.max()}")
+    values: list[int] = ids.tolist()
+    if min(values) < 0 or max(values) >= vocab_size:
+        on_fault(f"a draft has token ids outside [0, {vocab_size}): {min(values)}..{max(values)}")
         return []
-    if len(ids) > limit:
-        on_fault(f"a draft has {len(ids)} tokens where {limit} are allowed")
-        ids = ids[:limit]
-    return ids.tolist()
+    if len(values) > limit:
+        on_fault(f"a draft has {len(values)} tokens where {limit} are allowed")
+    return values[:limit]
