@@ -142,7 +142,8 @@ def _measure(
 def _calibrate(model: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder, "costs.json")
-        command = [sys.executable, "-m", "vllm_specx.cli", "calibrate", "--model", model, "--out", str(table)]
+        specx = [sys.executable, "-c", "from vllm_specx.cli.main import main; main()"]
+        command = [*specx, "calibrate", "--model", model, "--out", str(table)]
         result = subprocess.run(command, capture_output=True, text=True, check=False)
         return json.loads(table.read_text()) if table.exists() else {"error": result.stderr[-1000:]}
 
