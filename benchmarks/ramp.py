@@ -19,7 +19,7 @@ from vllm_specx.bench.engine import EngineSpec
 from vllm_specx.bench.loop import Job
 from vllm_specx.bench.methods import choose, engine_options
 from vllm_specx.bench.prompts import read_prompts
-from vllm_specx.bench.runner import rotation
+from vllm_specx.bench.runner import rotation, take_turns
 from vllm_specx.bench.settings import BenchSettings
 from vllm_specx.bench.stats import paired_ratio
 from vllm_specx.bench.tokens import tokenise
@@ -86,26 +86,14 @@ def main() -> None:
                     chosen = list(itertools.islice(supply, max(4, 2 * stage)))
                     job = Job(f"{repeat}-{index}", chosen, [args.tokens] * len(chosen), stage)
                     order = rotation(methods, repeat + index)
-                    for method, spent in _run(workers, order, job).items():
-                        seconds[method][-1].append(spent)
+                    for method, result in take_turns(workers, job, order, _TURNS).items():
+                        seconds[method][-1].append(result.seconds)
                 args.out.write_text(json.dumps({"stages": stages, "seconds": seconds}))
                 print(f"repeat {repeat + 1} done", flush=True)
         finally:
             for worker in workers.values():
                 worker.stop()
     _report(stages, seconds)
-
-
-def _run(workers: dict[str, Worker], order: list[str], job: Job) -> dict[str, float]:
-    for method in order:
-        workers[method].start(job)
-    share = -(-sum(job.lengths) // _TURNS)
-    waiting, turn = list(order), 0
-    while waiting:
-        turn += 1
-        num_tokens = turn * share if turn < _TURNS else None
-        waiting = [method for method in waiting if not workers[method].advance(num_tokens)]
-    return {method: workers[method].result().seconds for method in order}
 
 
 def _report(stages: list[int], seconds: dict[str, list[list[float]]]) -> None:

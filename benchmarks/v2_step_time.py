@@ -77,24 +77,24 @@ def measure(
     names = [str(i) for i in range(num_requests)]
     params = SamplingParams(max_tokens=length)
     rows = torch.arange(num_requests, device=device)
+    new = [
+        SimpleNamespace(
+            req_id=name,
+            prompt_token_ids=texts[i, :prompt].tolist(),
+            prefill_token_ids=texts[i, :prompt].tolist(),
+            prompt_embeds=None,
+            sampling_params=params,
+            lora_request=None,
+            cache_salt=None,
+        )
+        for i, name in enumerate(names)
+    ]
     totals = np.full(num_requests, prompt)
     whole = []
     for step in range(num_steps):
         sampled = random.integers(1, 4, size=num_requests)
         totals += sampled
         states.total_len.gpu.copy_(torch.from_numpy(totals))
-        new = [
-            SimpleNamespace(
-                req_id=name,
-                prompt_token_ids=texts[i, :prompt].tolist(),
-                prefill_token_ids=texts[i, :prompt].tolist(),
-                prompt_embeds=None,
-                sampling_params=params,
-                lora_request=None,
-                cache_salt=None,
-            )
-            for i, name in enumerate(names)
-        ]
         speculator.begin_step(
             SimpleNamespace(
                 finished_req_ids=set(),

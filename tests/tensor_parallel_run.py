@@ -34,26 +34,40 @@ def make_model(folder: str) -> None:
     LlamaForCausalLM(config).to(torch.float32).save_pretrained(folder)
 
 
-def run(folder: str, **options: Any) -> tuple[list[list[int]], dict[str, int]]:
-    import gc
+def bind_cores() -> None:
+    """A core for each rank. (Before vLLM is imported.)"""
+    cores = sorted(os.sched_getaffinity(0))
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
 
-    from vllm import LLM, SamplingParams
 
-    llm = LLM(
+def make_engine(folder: str, **options: Any) -> Any:
+    from vllm import LLM
+
+    return LLM(
         model=folder,
         skip_tokenizer_init=True,
         dtype="float32",
         enforce_eager=True,
         max_model_len=128,
-        max_num_seqs=8,
         tensor_parallel_size=2,
         distributed_executor_backend="mp",
-        disable_log_stats=False,
         **options,
     )
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, detokenize=False)
+
+
+def generate(llm: Any, max_tokens: int) -> list[list[int]]:
+    from vllm import SamplingParams
+
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
     prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    tokens = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
+    return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
+
+
+def run(folder: str, **options: Any) -> tuple[list[list[int]], dict[str, int]]:
+    import gc
+
+    llm = make_engine(folder, max_num_seqs=8, disable_log_stats=False, **options)
+    tokens = generate(llm, 40)
     counts = {
         metric.name: metric.value
         for metric in llm.get_metrics()
@@ -65,8 +79,7 @@ def run(folder: str, **options: Any) -> tuple[list[list[int]], dict[str, int]]:
 
 
 def main(folder: str) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
+    bind_cores()
     os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
     make_model(folder)
     adaptive, counts = run(

@@ -13,26 +13,12 @@ import os
 import sys
 from typing import Any
 
-from tensor_parallel_run import PROMPTS, make_model
+from tensor_parallel_run import bind_cores, generate, make_engine, make_model
 
 
 def run(folder: str, **options: Any) -> tuple[list[list[int]], str]:
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(
-        model=folder,
-        skip_tokenizer_init=True,
-        dtype="float32",
-        enforce_eager=True,
-        max_model_len=128,
-        max_num_seqs=4,
-        tensor_parallel_size=2,
-        distributed_executor_backend="mp",
-        **options,
-    )
-    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, detokenize=False)
-    prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
-    tokens = [list(o.outputs[0].token_ids) for o in llm.generate(prompts, params, use_tqdm=False)]
+    llm = make_engine(folder, max_num_seqs=4, **options)
+    tokens = generate(llm, 24)
     runner = "V2" if llm.llm_engine.vllm_config.use_v2_model_runner else "V1"
     del llm
     gc.collect()
@@ -40,8 +26,7 @@ def run(folder: str, **options: Any) -> tuple[list[list[int]], str]:
 
 
 def main(folder: str) -> None:
-    cores = sorted(os.sched_getaffinity(0))
-    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = f"{cores[0]}|{cores[-1]}"
+    bind_cores()
     os.environ["SPECX_TEST_RANKS"] = folder
     make_model(folder)
     drafted, runner = run(

@@ -31,6 +31,21 @@ def rotation(methods: Sequence[str], turn: int) -> list[str]:
     return [*methods[shift:], *methods[:shift]]
 
 
+def take_turns(
+    workers: Mapping[str, Worker], job: Job, order: Sequence[str], turns: int
+) -> dict[str, CellResult]:
+    """Run a job on all methods, a share of its tokens at a time: a machine's moods fall on all of them alike."""
+    for method in order:
+        workers[method].start(job)
+    share = -(-sum(job.lengths) // turns)
+    waiting, turn = list(order), 0
+    while waiting:
+        turn += 1
+        num_tokens = turn * share if turn < turns else None
+        waiting = [method for method in waiting if not workers[method].advance(num_tokens)]
+    return {method: workers[method].result() for method in order}
+
+
 def run_bench(
     settings: BenchSettings, origin: Mapping[str, Any], tell: Tell, save: Save = lambda document: None
 ) -> dict[str, Any]:
@@ -135,7 +150,8 @@ class _Run:
             self.tell(f"{workload.name} at {concurrency}, {phase}, repeat {repeat + 1}")
             label = f"{workload.name}-{concurrency}-{repeat}-{phase}"
             job = Job(label, workload.token_ids, lengths, concurrency, self.settings.natural)
-            results |= {(method, phase): result for method, result in self._take_turns(job, order).items()}
+            done = take_turns(self.workers, job, order, self.settings.turns)
+            results |= {(method, phase): result for method, result in done.items()}
         return [
             {
                 "workload": workload.name,
@@ -152,18 +168,6 @@ class _Run:
             for method in self.choice.methods
             for phase in phases
         ]
-
-    def _take_turns(self, job: Job, order: Sequence[str]) -> dict[str, CellResult]:
-        """Run a job on all methods, a share of its tokens at a time: a machine's moods fall on all of them alike."""
-        for method in order:
-            self.workers[method].start(job)
-        share = -(-sum(job.lengths) // self.settings.turns)
-        waiting, turn = list(order), 0
-        while waiting:
-            turn += 1
-            num_tokens = turn * share if turn < self.settings.turns else None
-            waiting = [method for method in waiting if not self.workers[method].advance(num_tokens)]
-        return {method: self.workers[method].result() for method in order}
 
     def _lengths(self, workload: Workload) -> list[int]:
         # Plain decoding decides: a method that ran on past its own end would be timed on loops.

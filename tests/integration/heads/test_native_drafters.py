@@ -46,6 +46,15 @@ def small_engine(model: Any, **options: Any) -> Any:
     return _ALIVE[-1]
 
 
+def eagle3_by_name(model: Any, sample: str, **options: Any) -> Any:
+    speculative = {
+        "model": "vllm_specx.AdaptiveEagle3Proposer",
+        "num_speculative_tokens": 4,
+        "draft_sample_method": sample,
+    }
+    return small_engine(model, speculative_config=speculative, **options)
+
+
 def lengths_of(llm: Any) -> list[int]:
     """The lengths that the scheduler asks for, from now on."""
     scheduler, lengths = scheduler_of(llm), []
@@ -148,15 +157,7 @@ def test_mtp(tmp_path: Path) -> None:
 @pytest.mark.parametrize("sample", ["greedy", "probabilistic"])
 def test_eagle3(plain: Any, model_dir: Path, sample: str) -> None:
     """By the name of our class and our scheduler: the head that comes with vllm-specx."""
-    llm = small_engine(
-        model_dir,
-        speculative_config={
-            "model": "vllm_specx.AdaptiveEagle3Proposer",
-            "num_speculative_tokens": 4,
-            "draft_sample_method": sample,
-        },
-        scheduler_cls="vllm_specx.AdaptiveScheduler",
-    )
+    llm = eagle3_by_name(model_dir, sample, scheduler_cls="vllm_specx.AdaptiveScheduler")
     assert llm.llm_engine.vllm_config.speculative_config.method == "eagle3"
     prompts = token_prompts(plain)[:8]
     check(llm, tokens_of(plain, prompts), prompts, 4)
@@ -167,14 +168,7 @@ def test_eagle3(plain: Any, model_dir: Path, sample: str) -> None:
 @pytest.mark.parametrize("sample", ["greedy", "probabilistic"])
 def test_eagle3_alone_in_the_worker(plain: Any, model_dir: Path, sample: str) -> None:
     """By the name of our class alone: as the hybrid, without a suffix tree."""
-    llm = small_engine(
-        model_dir,
-        speculative_config={
-            "model": "vllm_specx.AdaptiveEagle3Proposer",
-            "num_speculative_tokens": 4,
-            "draft_sample_method": sample,
-        },
-    )
+    llm = eagle3_by_name(model_dir, sample)
     assert not isinstance(scheduler_of(llm), AdaptiveScheduler)
     drafter, rng = proposer_of(llm).specx, np.random.default_rng(0)
     assert type(drafter) is AdaptiveEagle3Proposer
@@ -194,10 +188,9 @@ def test_eagle3_alone_in_the_worker(plain: Any, model_dir: Path, sample: str) ->
 def test_eagle3_on_a_target_in_8_bits(model_dir: Path, tmp_path: Path) -> None:
     """The head was trained on the target in 16 bits."""
     target = int8(model_dir, tmp_path / "int8")
-    speculative = {"model": "vllm_specx.AdaptiveEagle3Proposer", "num_speculative_tokens": 4}
     reference = small_engine(target)
     prompts = token_prompts(reference)[:6]
-    llm = small_engine(target, speculative_config=speculative)
+    llm = eagle3_by_name(target, "greedy")
     wanted = tokens_of(reference, prompts)
     for _ in range(2):
         assert tokens_of(llm, prompts) == wanted
