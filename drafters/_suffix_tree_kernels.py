@@ -1,4 +1,4 @@
-"""Numba kernels of the suffix-tree drafter: vote on what follows, and learn how far votes can be trusted.
+"""Numba kernels of the suffix-tree drafter: vote on what follows, and describe how far votes can be trusted.
 
 Where the suffix of a request's text occurred is found by `_index_kernels`. All kernels take flat arrays and scalars and
 write into caller-owned buffers. Every value is int64 unless said.
@@ -15,9 +15,9 @@ from drafters._index_kernels import (
     _hash_suffixes,
     _link,
     _live_occurrences,
-    _mix,
     _occurrences,
 )
+from drafters._reach_kernels import NUM_TOKEN_BUCKETS, _bucket, _chance, _judge, _token_bucket
 
 MOST_CREDIT = 1 << 30  # of one position; int32 holds it
 
@@ -29,7 +29,6 @@ LUCK_EDGES = np.array([0.1, 0.25, 0.4, 0.55, 0.7, 0.85], dtype=np.float64)
 VOTERS_EDGES = np.array([2, 3, 5, 9], dtype=np.int64)
 DISSENT_EDGES = np.array([2, 3, 4, 6, 8], dtype=np.int64)
 PROMPT_END_EDGES = np.array([1, 3, 5, 9, 17], dtype=np.int64)
-NUM_TOKEN_BUCKETS = 512
 NUM_LENGTHS = len(LENGTH_EDGES) + 1
 NUM_SHARES = len(SHARE_EDGES) + 1
 GROUP_SIZES = (
@@ -47,34 +46,6 @@ NUM_GROUPS = len(GROUP_SIZES)
 NUM_FITTED = NUM_GROUPS - 2  # groups with a prior; token ids mean something else for every tokenizer
 OFFSETS = np.concatenate(([0], np.cumsum(GROUP_SIZES)[:-1])).astype(np.int64)
 NUM_FEATURES = int(sum(GROUP_SIZES))
-LEARNING_RATE = 1.0  # of a Newton step for each feature by itself
-FIRST_EVIDENCE = 8.0  # Fisher information that the prior is worth
-MOST_EVIDENCE = 500.0  # and at which old outcomes begin to fade
-
-
-@njit(cache=True)
-def _bucket(edges, value):
-    b = 0
-    while b < edges.shape[0] and value >= edges[b]:
-        b += 1
-    return b
-
-
-@njit(cache=True)
-def _chance(features, model):
-    """Chance that a draft token with these features is accepted, given that its place is reached."""
-    z = 0.0
-    for g in range(NUM_GROUPS):
-        z += model[0, features[g]]
-    return 1.0 / (1.0 + np.exp(-z))
-
-
-@njit(cache=True)
-def _token_bucket(token_id, tag, seed):
-    """Feature of a token id: keyed by namespace, and none for a request that shares nothing."""
-    if tag < 0:
-        return np.int64(0)
-    return 1 + _mix(seed + np.int64(token_id), NUM_TOKEN_BUCKETS - 1)
 
 
 @njit(cache=True)
@@ -332,29 +303,6 @@ def _propose_batch(
             min_reach,
             (token_ids[s], reach[s], features[s]),
         )
-
-
-@njit(cache=True)
-def _judge(draft_ids, features, length, token_ids, model):
-    """Hold a draft against the tokens that the target committed; return how many were right.
-
-    Every position up to and including the first wrong one has a known outcome, also those that were never
-    verified: the token after the last verified one was drawn by the target itself. Each outcome moves the
-    weights of its features (model[0]) by a Newton step each, damped by their information so far (model[1]).
-    """
-    k = 0
-    while k < length and k < token_ids.shape[0]:
-        right = draft_ids[k] == token_ids[k]
-        p = _chance(features[k], model)
-        error = (1.0 if right else 0.0) - p
-        for g in range(NUM_GROUPS):
-            f = features[k, g]
-            model[1, f] = min(model[1, f] + p * (1.0 - p), MOST_EVIDENCE)
-            model[0, f] += LEARNING_RATE * error / model[1, f]
-        if not right:
-            break
-        k += 1
-    return k
 
 
 @njit(cache=True)

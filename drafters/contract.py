@@ -6,7 +6,7 @@ it answers, once per step for the whole batch, with a draft per request and how 
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -47,3 +47,23 @@ class Drafter(Protocol):
 
     def stop(self, request_id: RequestId) -> None:
         """End a request, finished or aborted; what it wrote may enter shared memory."""
+
+
+def made_drafts(
+    rows: NDArray[np.int64],
+    length: NDArray[np.int64],
+    token_ids: NDArray[np.int32],
+    reach: NDArray[np.float64],
+) -> list[Draft]:
+    """Copies of the drafts that a kernel has left in arrays with a row per slot.
+
+    Args:
+        rows: slots, in the order of the drafts.
+        length, token_ids, reach: (slots,), (slots, n), (slots, n).
+
+    """
+    ids, reaches = token_ids[rows], reach[rows]  # one copy each for all of them
+    return [Draft(ids[i, :n], reaches[i, :n]) if n else NO_DRAFT for i, n in enumerate(length[rows].tolist())]
+
+
+NO_DRAFT: Final = Draft(np.empty(0, dtype=np.int32), np.empty(0))

@@ -20,10 +20,11 @@ from drafters._index_kernels import PROMPT_TAIL
 from drafters._live_index import NUM_ENTRIES, LiveIndex
 from drafters._live_store import MIN_REGION, LiveStore
 from drafters._namespaces import COMMON, Namespace, check_name
+from drafters._prior import WEIGHTS
 from drafters._slots import Slots
-from drafters._tokens import as_token_ids
+from drafters._tokens import Pending, as_token_ids
 from drafters.calibration import Calibration
-from drafters.contract import Draft, RequestId
+from drafters.contract import Draft, RequestId, made_drafts
 from drafters.memory import SharedMemory
 from drafters.memory_file import Snapshot
 
@@ -81,12 +82,12 @@ class SuffixTreeDrafter:
         self.max_n = max_n
         self.min_reach = min_reach
         self.memory = SharedMemory(memory_bytes, ttl=ttl, clock=clock, new_seed=new_seed)
-        self.calibration = Calibration()
+        self.calibration = Calibration(WEIGHTS, kernels.NUM_FEATURES)
         self._requests: dict[RequestId, _Request] = {}
         self._slots = Slots(max_n)
         self._live = LiveStore()
         self._index = LiveIndex(NUM_ENTRIES if memory_bytes else 0)
-        self._pending: list[tuple[int, NDArray[np.int32]]] = []
+        self._pending = Pending()
         self._usual_luck = _LUCK_START  # of the requests that ended lately: what a new one is taken to have
         self._warm_up()
 
@@ -116,7 +117,7 @@ class SuffixTreeDrafter:
         slots.anchor[slot] = -1
         slots.tag[slot], slots.seed[slot] = (-1, 0) if space is None else (space.tag, space.seed)
         self._requests[request_id] = _Request(slot, len(ids), space)
-        self._pending.append((slot, ids))
+        self._pending.add(slot, ids)
 
     def observe(self, request_id: RequestId, token_ids: ArrayLike) -> None:
         """Append the tokens that the target committed; they also judge the request's last draft.
@@ -126,8 +127,7 @@ class SuffixTreeDrafter:
             ValueError, TypeError: the tokens are not valid.
 
         """
-        slot = self._request(request_id).slot
-        self._pending.append((slot, as_token_ids(token_ids)))
+        self._pending.add(self._request(request_id).slot, token_ids)
 
     def propose(self, request_ids: Sequence[RequestId], max_n: int | ArrayLike) -> list[Draft]:
         """Draft for every request, in order; see `Drafter.propose`.
@@ -153,8 +153,7 @@ class SuffixTreeDrafter:
         self._flush()
         self.memory.expire(sources=self._slots.source)
         self._run(rows, np.ascontiguousarray(limits))
-        length, ids, reach = self._slots.length, self._slots.token_ids, self._slots.reach
-        return [Draft(ids[s, : length[s]].copy(), reach[s, : length[s]].copy()) for s in rows.tolist()]
+        return made_drafts(rows, self._slots.length, self._slots.token_ids, self._slots.reach)
 
     def stop(self, request_id: RequestId) -> None:
         """End a request; its output, with the end of its prompt as context, enters shared memory.
@@ -264,6 +263,16 @@ class SuffixTreeDrafter:
         return len(self._requests)
 
     @property
+    def num_documents(self) -> int:
+        """Number of answers in shared memory."""
+        return self.memory.num_documents
+
+    @property
+    def namespaces(self) -> list[str]:
+        """Names of all namespaces in use."""
+        return [namespace.name for namespace in self.memory.namespaces]
+
+    @property
     def num_bytes(self) -> int:
         """Bytes reserved by the shared memory and the live requests together."""
         return self.memory.num_bytes + self._live.num_bytes + self._index.num_bytes
@@ -301,13 +310,10 @@ class SuffixTreeDrafter:
         if not self._pending:
             return
         slots = self._slots
-        rows = np.fromiter((s for s, _ in self._pending), dtype=np.int64, count=len(self._pending))
-        counts = np.fromiter((len(t) for _, t in self._pending), dtype=np.int64, count=len(self._pending))
+        rows, counts, token_ids = self._pending.take()
         needed = slots.end.copy()
         np.add.at(needed, rows, counts)
         self._grow(needed, rows)
-        token_ids = np.concatenate([t for _, t in self._pending])
-        self._pending.clear()
         kernels._observe_batch(
             rows,
             counts,

@@ -50,8 +50,10 @@ class Recorder:
             "num_spec_tokens": context.num_spec_tokens,
             "max_model_len": context.max_model_len,
             "num_draft_tokens": context.num_draft_tokens,
-            "target_token_ids": context.target_token_ids.tolist(),
-            "target_dtype": str(context.target_token_ids.dtype),
+            "target_token_ids": None
+            if context.target_token_ids is None
+            else context.target_token_ids.tolist(),
+            "target_dtype": str(getattr(context.target_token_ids, "dtype", None)),
             "hidden_shape": list(context.sample_hidden_states.shape),
             "aux_hidden_states": context.aux_hidden_states,
             "sampled": [list(map(int, new)) for new in sampled],

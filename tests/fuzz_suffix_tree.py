@@ -21,6 +21,7 @@ from naive import NaiveDrafter, Request
 import drafters.memory
 from drafters import SuffixTreeDrafter, _live_store, _ring, memory_file, suffix_tree
 from drafters import _index_kernels as index
+from drafters import _reach_kernels as reach_kernels
 from drafters import _suffix_tree_kernels as kernels
 from drafters.memory import BYTES_PER_TOKEN, MIN_TOKENS
 
@@ -225,7 +226,7 @@ class Fuzzer:
         self.counts: Counter[str] = Counter()
         self.max_live = rng.choice([1, 4, 10])
         if rng.random() < 0.3:  # weights that have seen almost all they remember
-            evidence = kernels.MOST_EVIDENCE - 1.0
+            evidence = reach_kernels.MOST_EVIDENCE - 1.0
             self.fast.calibration.model[1] = evidence
             self.slow.model.information = [[evidence] * size for size in kernels.GROUP_SIZES]
         self.longest = 40 if rng.random() < 0.7 else 400
@@ -416,7 +417,7 @@ class Fuzzer:
             return
         slow = self.slow.model
         information = list(itertools.chain(*slow.information))
-        self.counts["sated"] += max(information) == kernels.MOST_EVIDENCE
+        self.counts["sated"] += max(information) == reach_kernels.MOST_EVIDENCE
         expected = [list(itertools.chain(*slow.weights)), information]
         assert np.allclose(self.fast.calibration.model, expected, rtol=0.0, atol=1e-9)
 

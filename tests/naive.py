@@ -12,6 +12,7 @@ from itertools import islice
 
 from drafters import _index_kernels as index
 from drafters import _live_store, _prior, memory, suffix_tree
+from drafters import _reach_kernels as reach_kernels
 from drafters import _suffix_tree_kernels as kernels
 
 ORDERS = index.ORDERS.tolist()
@@ -113,7 +114,7 @@ class Model:
     def __init__(self) -> None:
         self.weights = [list(group) for group in _prior.WEIGHTS]
         self.weights += [[0.0] * (kernels.NUM_TOKEN_BUCKETS + 1) for _ in range(2)]
-        self.information = [[kernels.FIRST_EVIDENCE] * len(group) for group in self.weights]
+        self.information = [[reach_kernels.FIRST_EVIDENCE] * len(group) for group in self.weights]
 
     def chance(self, features: Features) -> float:
         z = sum(weights[f] for weights, f in zip(self.weights, features, strict=True))
@@ -122,8 +123,8 @@ class Model:
     def learn(self, features: Features, right: bool) -> None:
         chance = self.chance(features)
         for weights, information, f in zip(self.weights, self.information, features, strict=True):
-            information[f] = min(information[f] + chance * (1.0 - chance), kernels.MOST_EVIDENCE)
-            weights[f] += kernels.LEARNING_RATE * (right - chance) / information[f]
+            information[f] = min(information[f] + chance * (1.0 - chance), reach_kernels.MOST_EVIDENCE)
+            weights[f] += reach_kernels.LEARNING_RATE * (right - chance) / information[f]
 
 
 def token_bucket(token: int, key: tuple[int, int] | None) -> int:

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from vllm_specx.memory.control import forget, purge
     from vllm_specx.proposers.eagle3 import AdaptiveEagle3Proposer
     from vllm_specx.proposers.hybrid import HybridProposer
+    from vllm_specx.proposers.lookahead import LookaheadProposer
+    from vllm_specx.proposers.medusa import MedusaProposer
     from vllm_specx.proposers.suffix_tree import SuffixTreeProposer
     from vllm_specx.scheduler import AdaptiveAsyncScheduler, AdaptiveScheduler
     from vllm_specx.switch import set_enabled
@@ -18,6 +20,8 @@ __all__ = [
     "AdaptiveEagle3Proposer",
     "AdaptiveScheduler",
     "HybridProposer",
+    "LookaheadProposer",
+    "MedusaProposer",
     "SpecxConfig",
     "SuffixTreeProposer",
     "__version__",
@@ -31,6 +35,8 @@ _HOME = {
     "AdaptiveEagle3Proposer": "vllm_specx.proposers.eagle3",
     "AdaptiveScheduler": "vllm_specx.scheduler",
     "HybridProposer": "vllm_specx.proposers.hybrid",
+    "LookaheadProposer": "vllm_specx.proposers.lookahead",
+    "MedusaProposer": "vllm_specx.proposers.medusa",
     "SpecxConfig": "vllm_specx.config",
     "SuffixTreeProposer": "vllm_specx.proposers.suffix_tree",
     "forget": "vllm_specx.memory.control",

@@ -9,7 +9,20 @@ from typing import Any, Self
 
 KEY = "specx"
 MAX_SPECULATIVE_TOKENS = 128  # vLLM's rejection sampler takes no more (MAX_SPEC_LEN)
-_FOR_NATIVE = ("adaptive", "max_draft_share", "costs")  # drafters that vLLM runs itself
+_FOR_ALL = ("max_draft_share", "costs")
+_FOR_NATIVE = ("adaptive", *_FOR_ALL)  # drafters that vLLM runs itself
+_FOR_LOOKAHEAD = (
+    "lookahead_window",
+    "lookahead_ngram",
+    "lookahead_candidates",
+    "lookahead_shared",
+    "lookahead_prompt",
+)
+_FOR = {  # what has an effect with which proposer; the others of ours take all but these
+    "vllm_specx.LookaheadProposer": ("alpha", *_FOR_ALL, *_FOR_LOOKAHEAD),
+    "vllm_specx.MedusaProposer": ("medusa_heads", *_FOR_ALL),
+}
+DRAFTERS = (("suffix_tree",), ("suffix_tree", "lookahead"))
 _NEED_SHARED = ("memory_bytes", "memory_ttl_s", "memory_path", "autosave_s")
 
 
@@ -54,6 +67,16 @@ class SpecxConfig:
     hybrid: bool = _option(
         False, 0, 1, "with vLLM's method eagle3: draft from the suffix tree, too, whichever promises more"
     )
+    drafters: tuple[str, ...] = field(
+        default=DRAFTERS[0],
+        metadata={"help": "what SuffixTreeProposer drafts with, the best draft of each step"},
+    )
+    lookahead_window: int = _option(15, 1, 128, "W of Lookahead: most tokens of a Jacobi guess")
+    lookahead_ngram: int = _option(5, 2, 16, "N of Lookahead: tokens of an n-gram")
+    lookahead_candidates: int = _option(8, 1, 64, "G of Lookahead: n-grams kept for the same first tokens")
+    lookahead_shared: bool = _option(False, 0, 1, "one pool of n-grams for all requests of a cache_salt")
+    lookahead_prompt: bool = _option(False, 0, 1, "fill the pool with the prompt's n-grams, too")
+    medusa_heads: str = _text_option("folder of the Medusa heads; empty: bundled ones that fit the target")
     max_draft_share: float = _option(
         0.5, 0.0, 1.0, "share of a step's token budget that drafts may take, so that prompts always get on"
     )
@@ -66,6 +89,12 @@ class SpecxConfig:
             if kind is bool:
                 if not isinstance(value, bool):
                     raise ConfigError(f"{KEY}.{f.name} must be true or false, got {value!r}")
+                continue
+            if kind is tuple:
+                if not isinstance(value, list | tuple) or tuple(value) not in DRAFTERS:
+                    allowed = " or ".join(str(list(known)) for known in DRAFTERS)
+                    raise ConfigError(f"{KEY}.{f.name} must be {allowed}, got {value!r}")
+                object.__setattr__(self, f.name, tuple(value))
                 continue
             if kind is str:
                 if not isinstance(value, str) or "\0" in value:
@@ -90,6 +119,8 @@ class SpecxConfig:
                     f"{KEY}.{f.name} has no effect with {KEY}.adaptive, which drives vLLM's own drafters: "
                     "remove one of them"
                 )
+        if "lookahead" in self.drafters and self.hybrid:
+            raise ConfigError(f"{KEY}.hybrid drafts with the suffix tree and the head: remove {KEY}.drafters")
         if self.hybrid and self.alpha is not None:
             raise ConfigError(
                 f"{KEY}.alpha has no place for the passes of a head: remove it or {KEY}.hybrid; `{KEY}.costs` can "
@@ -131,6 +162,27 @@ class SpecxConfig:
         """Build from a VllmConfig's additional_config; see `from_mapping`."""
         additional = vllm_config.additional_config
         return cls.from_mapping(additional.get(KEY) if isinstance(additional, Mapping) else None)
+
+    def check_proposer(self, model: str) -> None:
+        """Refuse what would have no effect with the proposer that speculative_config.model names.
+
+        Raises:
+            ConfigError: see there.
+
+        """
+        has_lookahead = "lookahead" in self.drafters
+        for f in fields(self):
+            if getattr(self, f.name) == f.default:
+                continue
+            if model in _FOR:
+                is_used = f.name in _FOR[model]
+            else:
+                is_used = f.name != "medusa_heads" and (has_lookahead or f.name not in _FOR_LOOKAHEAD)
+            if not is_used:
+                unless = f" unless {KEY}.drafters names lookahead" if "lookahead" in f.name else ""
+                raise ConfigError(
+                    f"{KEY}.{f.name} has no effect with {model}{'' if model in _FOR else unless}: remove it"
+                )
 
     @classmethod
     def for_head_alone(cls, vllm_config: Any) -> Self:

@@ -15,6 +15,7 @@ PLUGIN_MISSING: Final = (
     "this name stands for vLLM's method eagle3, and only the plug-in of vllm-specx knows it: VLLM_PLUGINS keeps vLLM "
     "from loading it, add specx to it"
 )
+_ARCHITECTURE: Final = "LlamaForCausalLMEagle3"
 _NAME: Final = "_specx_name"
 _WEIGHTS: Final = ("*.safetensors", "*.bin", "*.pt")
 
@@ -57,16 +58,35 @@ def find_head(name: str, head: str, target: Any, num_tokens: int | None = None) 
             check_head(folder, target, num_tokens)
             return str(folder)
         return head  # a name of the hub: vLLM says whether it exists
+    folder = find_bundled(
+        "EAGLE-3 head", _ARCHITECTURE, target, f"name one as '{name}:FOLDER'; `specx train eagle3` makes one"
+    )
+    check_head(folder, target, num_tokens)
+    return str(folder)
+
+
+def find_bundled(what: str, architecture: str, target: Any, hint: str) -> Path:
+    """Return the folder of what we bring for a target.
+
+    Args:
+        what, hint: for the message if there is none.
+        architecture: of its config.json.
+        target: vLLM's ModelConfig of the target.
+
+    Raises:
+        ConfigError: there is none.
+
+    """
     config = target.hf_text_config
-    wanted = (config.hidden_size, config.vocab_size, config.num_hidden_layers)
+    wanted = [config.hidden_size, config.vocab_size, config.num_hidden_layers]
     for path in sorted(BUNDLED.glob("*/config.json")):
-        fits = json.loads(path.read_text(encoding="utf-8")).get("target", {})
-        if (fits.get("hidden_size"), fits.get("vocab_size"), fits.get("num_hidden_layers")) == wanted:
-            check_head(path.parent, target, num_tokens)
-            return str(path.parent)
+        found = json.loads(path.read_text(encoding="utf-8"))
+        fits = found.get("target", {})
+        sizes = [fits.get(size) for size in ("hidden_size", "vocab_size", "num_hidden_layers")]
+        if found.get("architectures") == [architecture] and sizes == wanted:
+            return path.parent
     raise ConfigError(
-        f"vllm-specx brings no EAGLE-3 head for {target.model} (hidden size, vocabulary, layers: {wanted}): name one "
-        f"as '{name}:FOLDER'; `specx train eagle3` makes one"
+        f"vllm-specx brings no {what} for {target.model} (hidden size, vocabulary, layers: {wanted}): {hint}"
     )
 
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-from vllm_specx import _compat, config, heads, hybrid, request_options
+from vllm_specx import _compat, config, heads, hybrid, medusa_heads, request_options
 from vllm_specx.scheduling import methods
 
 _PREFIX = "vllm_specx."
-PROPOSERS = ("SuffixTreeProposer",)
+PROPOSERS = ("SuffixTreeProposer", "LookaheadProposer", "MedusaProposer")
 SHUTDOWN_SECONDS = 15  # at most; vLLM allows as much on ROCm
 
 
@@ -44,6 +44,7 @@ def check_config(vllm_config: Any) -> None:
             return
     if hybrid.is_wanted(vllm_config):
         hybrid.check(vllm_config)
+        config.SpecxConfig.from_vllm(vllm_config).check_proposer(heads.HYBRID)
         _check_ours(vllm_config)
         return
     speculative = vllm_config.speculative_config
@@ -59,6 +60,9 @@ def check_config(vllm_config: Any) -> None:
         return
     if model.removeprefix(_PREFIX) not in PROPOSERS:
         raise config.ConfigError(f"vllm-specx has no proposer {model!r}; known are {_names()}")
+    config.SpecxConfig.from_vllm(vllm_config).check_proposer(model)
+    if model == medusa_heads.NAME:
+        medusa_heads.check(vllm_config)
     _check_ours(vllm_config)
 
 

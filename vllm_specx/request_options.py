@@ -19,7 +19,12 @@ from vllm_specx.heads import HYBRID, name_of
 
 PREFIX = "specx_"
 # By what speculative_config.model names.
-DRAFTERS = {"suffix_tree": "vllm_specx.SuffixTreeProposer", "hybrid": HYBRID}
+DRAFTERS = {
+    "suffix_tree": "vllm_specx.SuffixTreeProposer",
+    "lookahead": "vllm_specx.LookaheadProposer",
+    "medusa": "vllm_specx.MedusaProposer",
+    "hybrid": HYBRID,
+}
 _CHECK = "request-check"
 
 

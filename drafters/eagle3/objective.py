@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn import functional
 
-from drafters.eagle3.batches import Batch
+from drafters.batches import Batch
 from drafters.eagle3.model import Eagle3Head
-
-STEP_DECAY = 0.8  # weight of a draft token relative to the one before
 
 
 def loss(
@@ -35,7 +33,7 @@ def loss(
         valid = batch.valid(step)
         logits = head.lm_head(rows[valid])
         with torch.no_grad():
-            wanted = (_finals(batch, step)[valid] @ output.T).float().softmax(-1)
+            wanted = (batch.finals_of(step)[valid].to(output.dtype) @ output.T).float().softmax(-1)
         losses.append(functional.cross_entropy(logits.float(), wanted))
     return torch.stack(losses)
 
@@ -69,14 +67,8 @@ def accepted(
     for step, rows in enumerate(hidden):
         valid = batch.valid(step) & alive
         choices = ids[head.lm_head(rows[valid]).argmax(-1)]
-        wanted = (_finals(batch, step)[valid] @ output.T).argmax(-1)
+        wanted = (batch.finals_of(step)[valid].to(output.dtype) @ output.T).argmax(-1)
         counts[step, 0] = valid.sum()
         counts[step, 1] = (choices == wanted).sum()
         alive = torch.zeros_like(alive).masked_scatter(valid, choices == wanted)
     return counts
-
-
-def _finals(batch: Batch, step: int) -> torch.Tensor:
-    """The target's states that say what the draft tokens should have been: (batch, anchors, hidden)."""
-    at = (batch.anchors + 1 + step)[..., None].expand(-1, -1, batch.finals.shape[-1])
-    return batch.finals.gather(1, at)

@@ -1,29 +1,24 @@
-"""The training loop of a head: steps, held-out acceptance, checkpoints, resumption."""
+"""The training of an EAGLE-3 head: how it begins, what moves it, how good it is. The loop is `drafters.training`'s."""
 
 from __future__ import annotations
 
-import io
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from drafters.eagle3.batches import batches_from, make_batch
+from drafters import training
+from drafters.batches import batches_from, make_batch
 from drafters.eagle3.model import Eagle3Config, Eagle3Head
-from drafters.eagle3.objective import STEP_DECAY, accepted, loss
-from drafters.eagle3.target import Target
-from drafters.recordings import Conversation, write_atomically
+from drafters.eagle3.objective import accepted, loss
+from drafters.recordings import Conversation
+from drafters.target import Target
+from drafters.training import LoopConfig, State, Tell, draft_vocabulary
 
-CHECKPOINT = "checkpoint-{:07d}.pt"
-_NUM_KEPT = 2
-_WARM_UP = 0.02  # share of the steps
-_CLIP = 1.0
 _FIRST_CONFIDENCE = 0.6  # scale of the first logits: they are of the wrong position
 _NUM_SCALED = 64
 _VECTOR_SCALE = 0.2
@@ -31,46 +26,12 @@ _OUTPUT_SCALE = (
     0.05  # the output matrix is the target's own to begin with, and its rare rows see few gradients
 )
 
-# what, step, number of steps, facts
-Tell = Callable[[str, int, int, dict[str, Any]], None]
-
-
-class CheckpointError(ValueError):
-    """No checkpoint of the folder can be read, or it belongs to another training. The message says which."""
-
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(LoopConfig):
     """What a training is fixed by, beside its data and target."""
 
-    steps: int
-    batch: int  # conversations
-    learning_rate: float
     unroll: int  # draft tokens of the training-time test, reached in equal parts of the training
-    draft_vocab_size: int
-    seed: int
-    evaluate_every: int
-    checkpoint_every: int
-
-
-@dataclass
-class State:
-    """A training under way: everything a checkpoint holds."""
-
-    head: Eagle3Head
-    optimizers: list[torch.optim.Optimizer]
-    ids: torch.Tensor  # int64 (draft_vocab,), the target's ids of the draft vocabulary
-    step: int = 0
-    history: list[dict[str, Any]] = field(default_factory=list)
-
-
-def draft_vocabulary(conversations: Sequence[Conversation], size: int, vocab_size: int) -> torch.Tensor:
-    """The ids that answers use most, int64 (size,), ascending. Ties and ids never seen: the smaller id first."""
-    counts: Counter[int] = Counter()
-    for conversation in conversations:
-        counts.update(conversation.token_ids[conversation.answer :].tolist())
-    order = sorted(range(vocab_size), key=lambda i: (-counts[i], i))
-    return torch.tensor(sorted(order[:size]), dtype=torch.int64)
 
 
 def start(
@@ -122,22 +83,8 @@ def _optimizers(head: Eagle3Head, config: TrainConfig) -> list[torch.optim.Optim
     ]
 
 
-def learning_rate_factor(step: int, steps: int) -> float:
-    """Linear warm-up, then a cosine to a twentieth."""
-    warm = max(1, round(_WARM_UP * steps))
-    if step < warm:
-        return (step + 1) / warm
-    return 0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * (step - warm) / max(1, steps - warm)))
-
-
 def num_unrolled(step: int, config: TrainConfig) -> int:
     return min(config.unroll, 1 + config.unroll * step // config.steps)
-
-
-def precision(device: torch.device) -> AbstractContextManager[Any]:
-    """Matrix products in bf16, sums and parameters in float32."""
-    context: AbstractContextManager[Any] = torch.autocast(device.type, dtype=torch.bfloat16)
-    return context
 
 
 def train(
@@ -163,38 +110,16 @@ def train(
     """
     embeddings = target.embeddings.float()
     output = target.output.float()
-    draft_output = target.output[state.ids].to(torch.bfloat16)
+    draft_output = target.output[state.ids].to(training.product_dtype(output.device))
     batches = batches_from(conversations, config.batch, config.seed, state.step, config.unroll)
-    device = embeddings.device
-    while state.step < config.steps:
-        factor = learning_rate_factor(state.step, config.steps)
-        for optimizer in state.optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = group.setdefault("full_lr", group["lr"]) * factor
-        num_steps = num_unrolled(state.step, config)
-        with precision(device):
-            losses = loss(state.head, next(batches), embeddings, draft_output, num_steps)
-        weights = STEP_DECAY ** torch.arange(num_steps)
-        total = (losses * weights).sum() / weights.sum()
-        if not torch.isfinite(total):
-            raise FloatingPointError(
-                f"the loss is {float(total)} at step {state.step}: try a smaller learning rate"
-            )
-        total.backward()
-        torch.nn.utils.clip_grad_norm_(state.head.parameters(), _CLIP)
-        for optimizer in state.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        state.step += 1
-        facts = {"loss": [round(x, 4) for x in losses.tolist()]}
-        is_last = state.step == config.steps
-        if is_last or state.step % config.evaluate_every == 0:
-            with precision(device):
-                facts["acceptance"] = evaluate(state, embeddings, output, held_out, config)
-            state.history.append({"step": state.step, **facts})
-        if is_last or state.step % config.checkpoint_every == 0:
-            save(state, config, folder)
-        tell("training", state.step, config.steps, facts)
+
+    def losses(step: int) -> torch.Tensor:
+        return loss(state.head, next(batches), embeddings, draft_output, num_unrolled(step, config))
+
+    def measured() -> list[float]:
+        return evaluate(state, embeddings, output, held_out, config)
+
+    training.run(state, losses, measured, config, folder, tell)
 
 
 def evaluate(
@@ -210,73 +135,13 @@ def evaluate(
     for i in range(0, len(held_out), config.batch):
         batch = make_batch(held_out[i : i + config.batch], num_steps)
         counts += accepted(state.head, batch, (embeddings, output), state.ids, num_steps)
-    return [round(hits / max(1, reached), 4) for reached, hits in counts.tolist()]
-
-
-def save(state: State, config: TrainConfig, folder: Path) -> Path:
-    """Write a checkpoint, and only then remove those before the last. Raises OSError; older ones stay then."""
-    folder.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    torch.save(
-        {
-            "config": asdict(config),
-            "head_config": state.head.config.to_dict(),
-            "head": state.head.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in state.optimizers],
-            "ids": state.ids,
-            "step": state.step,
-            "history": state.history,
-        },
-        buffer,
-    )
-    path = folder / CHECKPOINT.format(state.step)
-    write_atomically(path, buffer.getvalue())
-    for old in checkpoints(folder)[:-_NUM_KEPT]:
-        old.unlink()
-    return path
-
-
-def checkpoints(folder: Path) -> list[Path]:
-    """Those of a folder, oldest first."""
-    return sorted(folder.glob(CHECKPOINT.replace("{:07d}", "*")))
+    return training.rates(counts)
 
 
 def load(folder: Path, config: TrainConfig, tell: Callable[[str], None]) -> State | None:
-    """The last good checkpoint; None where there is none at all.
+    """See `drafters.training.load`."""
 
-    Raises:
-        CheckpointError: none can be read, or the training was another.
+    def make_head(saved: Mapping[str, Any]) -> Eagle3Head:
+        return Eagle3Head(Eagle3Config(**{**saved, "layers": tuple(saved["layers"])}))
 
-    """
-    paths = checkpoints(folder)
-    for path in reversed(paths):
-        try:
-            saved = torch.load(path, weights_only=True)
-            head_config = dict(saved["head_config"])
-            head = Eagle3Head(Eagle3Config(**{**head_config, "layers": tuple(head_config["layers"])}))
-            head.load_state_dict(saved["head"])
-            state = State(head, _optimizers(head, config), saved["ids"], saved["step"], saved["history"])
-            for optimizer, values in zip(state.optimizers, saved["optimizers"], strict=True):
-                optimizer.load_state_dict(values)
-            was = saved["config"]
-        except Exception as error:  # a damaged file fails in many ways
-            tell(f"{path} is damaged ({type(error).__name__}): trying the one before")
-            continue
-        _check_same(was, config, path)
-        return state
-    if paths:
-        raise CheckpointError(
-            f"{folder}: none of its {len(paths)} checkpoints can be read: remove them to start over"
-        )
-    return None
-
-
-def _check_same(was: dict[str, Any], config: TrainConfig, path: Path) -> None:
-    now = asdict(config)
-    changed = [key for key in now if was.get(key) != now[key] and not key.endswith("_every")]
-    if changed:
-        raise CheckpointError(
-            f"{path} belongs to a training with other settings "
-            f"({', '.join(f'{key}: {was.get(key)!r}, not {now[key]!r}' for key in changed)}): "
-            "use the same, or another folder"
-        )
+    return training.load(folder, config, make_head, lambda head: _optimizers(head, config), tell)

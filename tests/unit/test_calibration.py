@@ -10,13 +10,18 @@ import pytest
 from naive import Model
 
 from drafters import SuffixTreeDrafter
+from drafters import _reach_kernels as reach_kernels
 from drafters import _suffix_tree_kernels as kernels
 from drafters._prior import WEIGHTS
-from drafters.calibration import PRIOR, Calibration
+from drafters.calibration import Calibration
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")  # see test_suffix_tree
 
 PERIOD = [1, 2, 3, 4, 5, 1, 2, 3, 4, 5]
+
+
+def new_calibration() -> Calibration:
+    return Calibration(WEIGHTS, kernels.NUM_FEATURES)
 
 
 def drafting(max_n: int = 4) -> SuffixTreeDrafter:
@@ -46,9 +51,9 @@ def assert_learned(drafter: SuffixTreeDrafter, features: np.ndarray, outcomes: l
 
 def test_every_feature_has_a_place_and_a_prior() -> None:
     assert [len(group) for group in WEIGHTS] == list(kernels.GROUP_SIZES[: kernels.NUM_FITTED])
-    assert len(PRIOR) == kernels.NUM_FEATURES == sum(kernels.GROUP_SIZES)
+    assert len(new_calibration().prior) == kernels.NUM_FEATURES == sum(kernels.GROUP_SIZES)
     assert [sum(kernels.GROUP_SIZES[:g]) for g in range(kernels.NUM_GROUPS)] == kernels.OFFSETS.tolist()
-    model = Calibration().model
+    model = new_calibration().model
     assert model.shape == (2, kernels.NUM_FEATURES)
     assert np.isfinite(model).all()
     assert (model[1] > 0.0).all()
@@ -108,7 +113,7 @@ def test_outcomes_from_before_a_clear_are_forgotten() -> None:
 def test_clear_returns_to_the_prior() -> None:
     drafter = drafting()
     fresh = drafter.calibration.model.copy()
-    assert np.array_equal(fresh[0], PRIOR)
+    assert np.array_equal(fresh[0], new_calibration().prior)
     drafter.observe("a", [1, 9])
     drafter.propose(["a"], 0)
     assert not (drafter.calibration.model == fresh).all(axis=1).any()
@@ -119,10 +124,10 @@ def test_clear_returns_to_the_prior() -> None:
 def test_one_outcome_moves_a_chance_a_little() -> None:
     drafter = drafting(max_n=1)
     features = features_of(drafter)[0] + kernels.OFFSETS
-    before = kernels._chance(features, drafter.calibration.model)
+    before = reach_kernels._chance(features, drafter.calibration.model)
     drafter.observe("a", [9])
     drafter.propose(["a"], 0)
-    assert 0.7 * before < kernels._chance(features, drafter.calibration.model) < before
+    assert 0.7 * before < reach_kernels._chance(features, drafter.calibration.model) < before
 
 
 def judge_many(model: np.ndarray, features: np.ndarray, outcomes: list[bool]) -> None:
@@ -130,18 +135,18 @@ def judge_many(model: np.ndarray, features: np.ndarray, outcomes: list[bool]) ->
     draft = np.zeros(1, dtype=np.int32)
     tokens = {right: np.array([0 if right else 1], dtype=np.int32) for right in (True, False)}
     for right in outcomes:
-        assert kernels._judge(draft, features[None], 1, tokens[right], model) == right
+        assert reach_kernels._judge(draft, features[None], 1, tokens[right], model) == right
 
 
 @pytest.mark.skipif(numba.config.DISABLE_JIT, reason="a hundred thousand outcomes in plain Python")
 def test_a_long_past_does_not_outweigh_the_present() -> None:
     rng = random.Random(4)
-    model = Calibration().model
+    model = new_calibration().model
     features = kernels.OFFSETS.astype(np.int16)
     judge_many(model, features, [rng.random() < 0.9 for _ in range(100_000)])
-    assert kernels._chance(features, model) == pytest.approx(0.9, abs=0.06)
+    assert reach_kernels._chance(features, model) == pytest.approx(0.9, abs=0.06)
     judge_many(model, features, [rng.random() < 0.3 for _ in range(1000)])
-    assert kernels._chance(features, model) == pytest.approx(0.3, abs=0.1)
+    assert reach_kernels._chance(features, model) == pytest.approx(0.3, abs=0.1)
 
 
 def surprise(chance: float, _: int) -> bool:
@@ -160,14 +165,14 @@ def tides(_: float, step: int) -> bool:
 @pytest.mark.parametrize("varied", [False, True])
 def test_weights_stay_bounded_whatever_happens(outcome: Callable[[float, int], bool], varied: bool) -> None:
     rng = np.random.default_rng(5)
-    model = Calibration().model
+    model = new_calibration().model
     steps = 1000 if numba.config.DISABLE_JIT else 100_000
     drawn = (rng.random((steps, kernels.NUM_GROUPS)) * kernels.GROUP_SIZES).astype(np.int16)
     drawn = (drawn if varied else drawn[:1].repeat(steps, axis=0)) + kernels.OFFSETS.astype(np.int16)
     for step, features in enumerate(drawn):
-        judge_many(model, features, [outcome(kernels._chance(features, model), step)])
+        judge_many(model, features, [outcome(reach_kernels._chance(features, model), step)])
     assert np.abs(model[0]).max() < 10.0  # not finite would fail, too
-    assert kernels.FIRST_EVIDENCE <= model[1].min() <= model[1].max() <= kernels.MOST_EVIDENCE
+    assert reach_kernels.FIRST_EVIDENCE <= model[1].min() <= model[1].max() <= reach_kernels.MOST_EVIDENCE
 
 
 def replay(rates: list[list[float]], *, learn: bool = True, seed: int = 0) -> list[np.ndarray]:

@@ -83,7 +83,7 @@ def step(target: Runner, num_draft_tokens: list[int] | None = None) -> Any:
 )
 def test_others_are_called_as_vllm_does(method: str | None, flags: dict[str, bool]) -> None:
     target = runner(method, **flags)
-    assert target._sample(Logits(7), None) == "sampled"
+    assert target._sample(Logits(7), "metadata") == "sampled"
     assert not hasattr(target, "_target_token_ids")
     assert target._input_fits_in_drafter("metadata") == "vLLM's answer"
     assert step(target)[0] == "vLLM's call"
@@ -99,7 +99,7 @@ def test_rank_without_a_drafter() -> None:
 
 def test_context_of_a_step() -> None:
     target = runner(wants_context=True, wants_target_token_ids=True)
-    assert target._sample(Logits(7, 8, 9), None) == "sampled"  # empties the logits in place
+    assert target._sample(Logits(7, 8, 9), "metadata") == "sampled"  # empties the logits in place
     assert step(target, [1, 0]) == "drafts"
     (call,) = target.drafter.calls
     assert set(call) == {"slot_mappings", "context"}
@@ -113,17 +113,18 @@ def test_context_of_a_step() -> None:
 
 def test_choices_do_not_outlive_their_step() -> None:
     target = runner(wants_context=True, wants_target_token_ids=True)
-    target._sample(Logits(7), None)
+    target._sample(Logits(7, 8), "metadata")
+    step(target, [1])
+    target._sample(Logits(7), None)  # without drafts there is nothing to know beside the sampled token
     step(target)
-    step(target)
-    assert [call["context"].target_token_ids for call in target.drafter.calls] == [[7], None]
-    assert target.drafter.calls[0]["context"].num_draft_tokens is None
+    assert [call["context"].target_token_ids for call in target.drafter.calls] == [[7, 8], None]
+    assert target.drafter.calls[1]["context"].num_draft_tokens is None
 
 
 def test_choices_are_taken_only_when_wanted() -> None:
     target = runner(wants_context=True)
-    target._sample(Logits(7), None)
-    step(target)
+    target._sample(Logits(7, 8), "metadata")
+    step(target, [1])
     assert target.drafter.calls[0]["context"].target_token_ids is None
 
 

@@ -42,6 +42,20 @@ def test_everything_set():
         ({"adaptive": True, "max_draft_share": 1.5}, ["specx.max_draft_share", "within [0.0, 1.0]"]),
         ({"adaptive": True, "alpha": 0.1}, ["specx.alpha has no effect with specx.adaptive"]),
         ({"adaptive": True, "shared": False}, ["specx.shared has no effect with specx.adaptive"]),
+        (
+            {"drafters": ["lookahead"]},
+            ["specx.drafters must be ['suffix_tree'] or ['suffix_tree', 'lookahead']"],
+        ),
+        ({"drafters": "suffix_tree"}, ["specx.drafters must be", "'suffix_tree'"]),
+        ({"lookahead_window": 0}, ["specx.lookahead_window", "within [1, 128]", "0"]),
+        ({"lookahead_ngram": 1}, ["specx.lookahead_ngram", "within [2, 16]"]),
+        ({"lookahead_ngram": 10**12}, ["specx.lookahead_ngram", "within [2, 16]"]),
+        ({"lookahead_candidates": 0}, ["specx.lookahead_candidates", "within [1, 64]"]),
+        ({"lookahead_shared": "yes"}, ["specx.lookahead_shared", "true or false"]),
+        (
+            {"hybrid": True, "drafters": ["suffix_tree", "lookahead"]},
+            ["specx.hybrid", "remove specx.drafters"],
+        ),
     ],
     ids=str,
 )
@@ -50,6 +64,34 @@ def test_bad_options(options, words):
         SpecxConfig.from_mapping(options)
     for word in words:
         assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "words"),
+    [
+        ("SuffixTreeProposer", {"lookahead_ngram": 4}, ["unless specx.drafters names lookahead"]),
+        ("SuffixTreeProposer", {"medusa_heads": "f"}, ["specx.medusa_heads has no effect"]),
+        ("LookaheadProposer", {"memory_bytes": 1 << 20}, ["specx.memory_bytes has no effect"]),
+        ("LookaheadProposer", {"drafters": ["suffix_tree", "lookahead"]}, ["specx.drafters has no effect"]),
+        ("MedusaProposer", {"alpha": 0.1}, ["specx.alpha has no effect with vllm_specx.MedusaProposer"]),
+        ("HybridProposer", {"lookahead_prompt": True}, ["specx.lookahead_prompt has no effect"]),
+    ],
+    ids=str,
+)
+def test_options_of_another_proposer(model, options, words):
+    with pytest.raises(ConfigError) as error:
+        SpecxConfig.from_mapping(options).check_proposer(f"vllm_specx.{model}")
+    for word in words:
+        assert word in str(error.value)
+
+
+def test_options_of_the_proposer_at_work():
+    both = {"drafters": ["suffix_tree", "lookahead"], "lookahead_ngram": 4, "memory_bytes": 1 << 20}
+    SpecxConfig.from_mapping(both).check_proposer("vllm_specx.SuffixTreeProposer")
+    SpecxConfig.from_mapping({"lookahead_shared": True, "alpha": 0.1}).check_proposer(
+        "vllm_specx.LookaheadProposer"
+    )
+    SpecxConfig.from_mapping({"medusa_heads": "f", "costs": "t"}).check_proposer("vllm_specx.MedusaProposer")
 
 
 def test_memory_path(tmp_path, monkeypatch):

@@ -7,7 +7,7 @@ import torch
 from heads import CONFIG, HIDDEN, LAYERS, VOCAB, conversations
 from torch.nn import functional
 
-from drafters.eagle3.batches import batches_from, make_batch, num_anchors
+from drafters.batches import batches_from, make_batch, num_anchors
 from drafters.eagle3.model import Eagle3Config, Eagle3Head
 
 STEPS = 4

@@ -15,10 +15,11 @@ import torch
 from heads import CONFIG, HIDDEN, LAYERS, VOCAB, conversations, write_target
 from safetensors.torch import load_file
 
+from drafters import training
 from drafters.eagle3 import train
 from drafters.eagle3.export import export
-from drafters.eagle3.target import Target, TargetError
 from drafters.recordings import Conversation, RecordingError, Recordings
+from drafters.target import Target, TargetError
 
 TRAINING = train.TrainConfig(
     steps=12,
@@ -60,7 +61,7 @@ def run(
     folder: Path,
     config: train.TrainConfig = TRAINING,
     stop_at: int = 0,
-) -> train.State:
+) -> training.State:
     state = train.load(folder, config, lambda text: None) or train.start(target, LAYERS, said[4:], config)
 
     def tell(what: str, step: int, steps: int, facts: dict[str, Any]) -> None:
@@ -97,8 +98,8 @@ def test_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(
     target: Target, said: list[Conversation], tmp_path: Path
 ) -> None:
     run(target, said, tmp_path)
-    paths = train.checkpoints(tmp_path)
-    assert [path.name for path in paths] == [train.CHECKPOINT.format(8), train.CHECKPOINT.format(12)]
+    paths = training.checkpoints(tmp_path)
+    assert [path.name for path in paths] == [training.CHECKPOINT.format(8), training.CHECKPOINT.format(12)]
     paths[1].write_bytes(paths[1].read_bytes()[:-100])
     told: list[str] = []
     state = train.load(tmp_path, TRAINING, told.append)
@@ -106,7 +107,7 @@ def test_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(
     assert state.step == 8
     assert "is damaged" in told[0]
     paths[0].write_bytes(b"nonsense")
-    with pytest.raises(train.CheckpointError, match="none of its 2 checkpoints can be read"):
+    with pytest.raises(training.CheckpointError, match="none of its 2 checkpoints can be read"):
         train.load(tmp_path, TRAINING, told.append)
 
 
@@ -114,7 +115,7 @@ def test_a_checkpoint_of_another_training_is_refused(
     target: Target, said: list[Conversation], tmp_path: Path
 ) -> None:
     run(target, said, tmp_path)
-    with pytest.raises(train.CheckpointError, match=r"other settings \(seed: 3, not 4\)"):
+    with pytest.raises(training.CheckpointError, match=r"other settings \(seed: 3, not 4\)"):
         train.load(tmp_path, dataclasses.replace(TRAINING, seed=4), lambda text: None)
 
 
@@ -123,7 +124,7 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(
 ) -> None:
     with pytest.raises(Stopped):
         run(target, said, tmp_path, stop_at=6)
-    (good,) = train.checkpoints(tmp_path)
+    (good,) = training.checkpoints(tmp_path)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (good.stat().st_size // 2, before[1]))
@@ -153,7 +154,7 @@ def test_what_is_exported(target: Target, said: list[Conversation], tmp_path: Pa
 
 
 def test_the_draft_vocabulary_is_what_answers_use_most(said: list[Conversation]) -> None:
-    ids = train.draft_vocabulary(said[:1], 6, VOCAB).tolist()
+    ids = training.draft_vocabulary(said[:1], 6, VOCAB).tolist()
     answer = said[0].token_ids[said[0].answer :].tolist()
     assert ids == sorted(ids)
     assert set(ids) <= set(answer) or set(answer) <= set(ids)

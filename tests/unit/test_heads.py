@@ -50,7 +50,7 @@ def test_a_head_that_fits(head: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subject, "BUNDLED", head.parent)
     assert find_head(ADAPTIVE, "", target()) == str(head)
     with pytest.raises(
-        ConfigError, match=r"no EAGLE-3 head for some/model .*\(17, 40, 4\).*specx train eagle3"
+        ConfigError, match=r"no EAGLE-3 head for some/model .*\[17, 40, 4\].*specx train eagle3"
     ):
         find_head(ADAPTIVE, "", target(hidden_size=17))
 

@@ -23,5 +23,13 @@ def test_drafters_import_and_work_without_an_engine() -> None:
 
 
 def test_the_exported_names_are_pinned() -> None:
-    assert drafters.__all__ == ["Draft", "Drafter", "RequestId", "SuffixTreeDrafter"]
+    assert drafters.__all__ == [
+        "NO_DRAFT",
+        "Draft",
+        "Drafter",
+        "FallbackDrafter",
+        "LookaheadDrafter",
+        "RequestId",
+        "SuffixTreeDrafter",
+    ]
     assert all(hasattr(drafters, name) for name in drafters.__all__)

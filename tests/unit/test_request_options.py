@@ -44,7 +44,8 @@ def test_a_wrong_max_n(value):
 @pytest.mark.parametrize("value", ["eagle", "", 1, ["suffix_tree"]])
 def test_an_unknown_drafter(value):
     with pytest.raises(
-        RequestOptionError, match="specx_drafter must be one of 'suffix_tree', 'hybrid', got "
+        RequestOptionError,
+        match="specx_drafter must be one of 'suffix_tree', 'lookahead', 'medusa', 'hybrid', got ",
     ):
         RequestOptions.from_extra_args({"specx_drafter": value})
 

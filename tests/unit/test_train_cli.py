@@ -10,10 +10,10 @@ from heads import conversations, write_target
 from stand_ins import complaint
 from typer.testing import CliRunner
 
-from drafters.eagle3 import Target
 from drafters.recordings import Recordings
+from drafters.target import Target
 from vllm_specx.cli.main import app
-from vllm_specx.train import eagle3, record
+from vllm_specx.train import record, run
 
 
 def specx(*arguments: Any) -> Any:
@@ -30,7 +30,7 @@ def no_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: Any) -> None:
         raise AssertionError("an engine was started for bad input")
 
-    monkeypatch.setattr(eagle3, "record", refuse)
+    monkeypatch.setattr(run, "record", refuse)
 
 
 @pytest.mark.usefixtures("no_engine")
@@ -73,7 +73,7 @@ def test_a_head_is_not_overwritten(tmp_path: Path, arguments: list[Any]) -> None
 def test_a_draft_vocabulary_larger_than_the_vocabulary(
     tmp_path: Path, arguments: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eagle3, "record", lambda settings, tell: recorded(settings, tmp_path / "target"))
+    monkeypatch.setattr(run, "record", lambda settings, tell: recorded(settings, tmp_path / "target"))
     said = complaint(specx(*arguments, "--conversations", 8, "--held-out", 2, "--draft-vocab", 41))
     assert "--draft-vocab must be at most 40, the model's own, got 41" in said
 
@@ -89,7 +89,7 @@ def recorded(settings: Any, target: Path) -> Recordings:
 def test_from_recordings_to_a_head_and_its_picture(
     tmp_path: Path, arguments: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(eagle3, "record", lambda settings, tell: recorded(settings, tmp_path / "target"))
+    monkeypatch.setattr(run, "record", lambda settings, tell: recorded(settings, tmp_path / "target"))
     options = ["--conversations", 16, "--held-out", 4, "--steps", 4, "--batch", 4, "--draft-vocab", 30]
     options += ["--evaluate-every", 2, "--checkpoint-every", 2]
     plot = pytest.importorskip("matplotlib") and tmp_path / "training.png"

@@ -46,7 +46,8 @@ class ProposerContext:
     """Drafts verified per row in this step; None if no row had any."""
     target_token_ids: torch.Tensor | None
     """int32, (sum(num_draft_tokens) + num_reqs,): the target's argmax at each draft position and at the
-    bonus position, row by row, after the grammar's mask; None unless `wants_target_token_ids`."""
+    bonus position, row by row, after the grammar's mask; None without drafts and unless
+    `wants_target_token_ids`."""
     sample_hidden_states: torch.Tensor
     """(sum(num_draft_tokens) + num_reqs, hidden_size): what the logits came from."""
     aux_hidden_states: list[torch.Tensor] | None
@@ -142,7 +143,8 @@ def _wants_context(runner: Any) -> bool:
 def _sample(original: Callable[..., Any]) -> Any:
     def _sample(self: Any, logits: Any, spec_decode_metadata: Any) -> Any:
         # Before sampling, because logits processors change the logits in place.
-        if _wants_context(self) and getattr(self.drafter, "wants_target_token_ids", False):
+        wanted = spec_decode_metadata is not None and _wants_context(self)
+        if wanted and getattr(self.drafter, "wants_target_token_ids", False):
             self._target_token_ids = logits.argmax(dim=-1).int()
         return original(self, logits, spec_decode_metadata)
 

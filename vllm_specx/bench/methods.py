@@ -17,14 +17,16 @@ BASELINE = "none"
 class Method:
     """One configuration. `speculative_config` is vLLM's own; `needs` names modules that must import.
 
-    `head` says where a head goes: "model" (its folder is the model), or "name" (it follows the name of our class).
+    `head` says where a head goes: "model" (its folder is the model), "name" (it follows the name of our class) or
+    "option" (it has an option of its own; without one, heads that we bring are taken).
     """
 
     summary: str
     speculative_config: Mapping[str, Any] | None
     needs: tuple[str, ...] = ()
     hint: str = ""
-    is_ours: bool = False
+    is_ours: bool = False  # it takes all of our options
+    options: Mapping[str, Any] | None = None  # or these
     head: str = ""
 
 
@@ -45,6 +47,22 @@ METHODS: dict[str, Method] = {
         {"model": "vllm_specx.SuffixTreeProposer", "num_speculative_tokens": 16},
         is_ours=True,
     ),
+    "lookahead": Method(
+        "vllm-specx's Lookahead decoding",
+        {"model": "vllm_specx.LookaheadProposer", "num_speculative_tokens": 16},
+        options={},
+    ),
+    "suffix-tree+lookahead": Method(
+        "the suffix tree with Lookahead behind it",
+        {"model": "vllm_specx.SuffixTreeProposer", "num_speculative_tokens": 16},
+        options={"drafters": ["suffix_tree", "lookahead"]},
+    ),
+    "medusa": Method(
+        "Medusa heads at a length chosen every step",
+        {"model": "vllm_specx.MedusaProposer", "num_speculative_tokens": 4},
+        options={},
+        head="option",
+    ),
     "eagle3": Method(
         "vLLM's EAGLE-3 at a fixed length", {"method": "eagle3", "num_speculative_tokens": 3}, head="model"
     ),
@@ -60,8 +78,8 @@ METHODS: dict[str, Method] = {
         head="name",
     ),
 }
-# What a bench compares unless told otherwise: what needs no head.
-DEFAULT = tuple(name for name, method in METHODS.items() if not method.head)
+# What a bench compares unless told otherwise.
+DEFAULT = (BASELINE, "ngram", "suffix", "suffix-tree")
 
 
 @dataclass(frozen=True)
@@ -119,6 +137,8 @@ def engine_options(name: str, settings: BenchSettings) -> dict[str, Any]:
         if ":" not in name:
             speculative["num_speculative_tokens"] = settings.num_speculative_tokens
         options["additional_config"] = {"specx": dict(settings.specx_options or {})}
+    elif method.options is not None:
+        options["additional_config"] = {"specx": dict(method.options)}
     if method.head == "model":
         speculative["model"] = str(settings.head) if settings.head else _bundled_head(settings.model)
     elif method.head == "name" and settings.head:

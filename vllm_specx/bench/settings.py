@@ -28,7 +28,8 @@ class BenchSettings:
     prompts: Mapping[str, Path]
     methods: tuple[str, ...] = knob(
         ("none", "ngram", "suffix", "suffix-tree"),
-        "Comma-separated methods to compare: these, eagle3, eagle3-adaptive, hybrid; NAME:N sets N draft tokens.",
+        "Comma-separated methods to compare: these, lookahead, suffix-tree+lookahead, medusa, eagle3, eagle3-adaptive, "
+        "hybrid; NAME:N sets N draft tokens.",
     )
     concurrency: tuple[int, ...] = knob((1,), "Comma-separated numbers of requests kept in flight.", 1)
     repeats: int = knob(3, "How often each cell is measured; two or more give an interval.", 1)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from vllm_specx.proposers._pass_times import PassTimes
+from vllm_specx.proposers._pass_times import DraftTimes
 
 _FIRST_PROBE: Final = 16  # steps without a draft of the head before one is made to see
 _LAST_PROBE: Final = 256
@@ -68,7 +68,7 @@ class DepthRule:
     def choose(
         self,
         policy: Any,
-        times: PassTimes,
+        times: DraftTimes,
         others: Sequence[NDArray[np.float64]],
         expected: NDArray[np.float64],
         can: NDArray[np.bool_],
@@ -157,7 +157,7 @@ class DepthRule:
 
     def goes_on(
         self,
-        times: PassTimes,
+        times: DraftTimes,
         reach: NDArray[np.float64],
         hazard: float,
         others: Sequence[NDArray[np.float64]],

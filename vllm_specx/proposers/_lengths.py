@@ -29,6 +29,10 @@ class Policy(Protocol):
     def explain(self) -> str:
         """Return the last choice and its reasons as one line of key=value pairs."""
 
+    @property
+    def token_price(self) -> float:
+        """What a draft token has to promise, by the last choice, in tokens."""
+
 
 class MeasuredCosts:
     """The tuner on costs that it measures in service.
@@ -60,6 +64,12 @@ class MeasuredCosts:
     def explain(self) -> str:
         """See `Decision`."""
         return str(self.tuner.last)
+
+    @property
+    def token_price(self) -> float:
+        """The speedup that is had times what verification of a token takes of a plain step."""
+        last = self.tuner.last
+        return 0.0 if last is None else max(0.0, last.speedup * last.alpha)
 
 
 class FixedCosts:
@@ -93,6 +103,11 @@ class FixedCosts:
         """The stated cost is the reason."""
         return f"decision reason=price requests={len(self._chosen)} draft={sum(self._chosen)} alpha={self._alpha}"
 
+    @property
+    def token_price(self) -> float:
+        """See `PriceRule`."""
+        return self._alpha * self._rule.rate
+
 
 class WholeDrafts:
     """Every draft as it is: the scheduler has chosen one length for all, and verifies it whatever is drafted."""
@@ -115,6 +130,11 @@ class WholeDrafts:
     def explain(self) -> str:
         """The scheduler has the reasons."""
         return f"decision reason=scheduler requests={len(self._chosen)} draft={sum(self._chosen)}"
+
+    @property
+    def token_price(self) -> float:
+        """All of them are verified, right or wrong."""
+        return 0.0
 
 
 def make_policy(options: SpecxConfig, vllm_config: Any) -> Policy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Protocol
 
 _FADE: Final = 0.99
 _CLIP: Final = 3.0  # times what was predicted; a stall counts for no more
@@ -47,6 +47,22 @@ class Line:
         )
         slope = max(0.0, min(slope, self._xy / self._xx if self._xx else 0.0))
         self._slope, self._fixed = slope, max(0.0, (self._y - slope * self._x) / self._n)
+
+
+class DraftTimes(Protocol):
+    """Seconds of a step's drafting, as `DepthRule` asks for them."""
+
+    def read(self, num_tokens: float, /) -> float:
+        """Of the pass over what was verified."""
+
+    def sample(self, num_requests: float, /) -> float:
+        """Of choosing a first token."""
+
+    def more(self, num_requests: float, /) -> float:
+        """Of a further pass and its token."""
+
+    def drafting(self, num_requests: int, depth: int, /) -> float:
+        """Of drafting so many tokens, beyond the pass that reads."""
 
 
 class PassTimes:

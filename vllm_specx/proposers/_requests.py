@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from drafters import SuffixTreeDrafter
 from vllm_specx.config import MAX_SPECULATIVE_TOKENS
 from vllm_specx.memory.namespaces import namespace_of
@@ -59,10 +61,21 @@ class RequestTracker:
             for gone in (self._known.keys() | self._new.keys()) - context.requests.keys():
                 self._drop(gone)
         rows = []
+        requests, counts = context.requests, np.asarray(num_tokens).tolist()
         for row, (request_id, sampled) in enumerate(zip(context.req_ids, sampled_token_ids, strict=True)):
-            if sampled and self._advance(
-                request_id, context.requests[request_id], token_ids[row, : num_tokens[row]]
-            ):
+            if not sampled:
+                continue
+            known, num, fresh = self._known.get(request_id), counts[row], list(sampled)
+            request = requests[request_id]
+            if known is None or known.num_tokens + len(fresh) != num:
+                known, fresh = self._catch_up(known, request_id, request, token_ids[row, :num])
+            if known is None or known.ended:
+                continue
+            known.num_tokens = num
+            answer = self._answer(fresh, known, request.sampling_params)
+            known.num_output += len(answer)
+            self._drafter.observe(request_id, answer)
+            if not known.ended:
                 rows.append(row)
         return rows
 
@@ -86,18 +99,13 @@ class RequestTracker:
             if known.namespace is not None and is_meant(known.namespace):
                 self._drop(request_id)
 
-    def _advance(self, request_id: str, request: Any, token_ids: Any) -> bool:
-        known = self._known.get(request_id)
+    def _catch_up(
+        self, known: _Known | None, request_id: str, request: Any, token_ids: Any
+    ) -> tuple[_Known | None, list[int]]:
+        """A request that is new to the drafter, or goes on elsewhere than where it was left, and what is new of it."""
         if known is None or known.num_tokens > len(token_ids):
             known = self._start(request_id, request, token_ids)
-        if known is None or known.ended:
-            return False
-        fresh = token_ids[known.num_tokens :]
-        known.num_tokens = len(token_ids)
-        answer = self._answer(fresh.tolist(), known, request.sampling_params)
-        known.num_output += len(answer)
-        self._drafter.observe(request_id, fresh[: len(answer)])
-        return not known.ended
+        return known, [] if known is None else token_ids[known.num_tokens :].tolist()
 
     def _start(self, request_id: str, request: Any, token_ids: Any) -> _Known | None:
         new = self._new.pop(request_id, None)

@@ -6,13 +6,9 @@ the name stands for vLLM's drafter driven by `AdaptiveScheduler`, and nothing of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
-
-from drafters import Draft
+from vllm_specx.proposers._nothing import NoText
 from vllm_specx.proposers.hybrid import HybridProposer
 
 
@@ -23,29 +19,4 @@ class AdaptiveEagle3Proposer(HybridProposer):
     """
 
     def _make_drafter(self) -> Any:
-        return _Nothing()
-
-
-class _Nothing:
-    """A drafter that has seen nothing, whatever it is told."""
-
-    def __init__(self) -> None:
-        self.memory = SimpleNamespace(num_documents=0, namespaces=())
-
-    def start(self, request_id: str, prompt: Any, namespace: str | None = None) -> None:
-        pass
-
-    def observe(self, request_id: str, token_ids: Any) -> None:
-        pass
-
-    def stop(self, request_id: str) -> None:
-        pass
-
-    def propose(self, request_ids: Sequence[str], limits: Sequence[int]) -> list[Draft]:
-        return [Draft(np.empty(0, dtype=np.int32), np.empty(0))] * len(request_ids)
-
-    def clear(self) -> None:
-        pass
-
-    def purge(self, namespace: str) -> int:
-        return 0
+        return NoText()

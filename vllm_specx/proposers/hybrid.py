@@ -6,8 +6,8 @@ It is vLLM's method eagle3 with its drafter behind ours: vLLM runs the head, we 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,19 +20,9 @@ from vllm_specx.heads import PLUGIN_MISSING
 from vllm_specx.proposers._depth import DepthRule
 from vllm_specx.proposers._eagle_passes import EaglePasses, Run
 from vllm_specx.proposers._lengths import MeasuredCosts
+from vllm_specx.proposers._outcomes import Drafted, no_drafts
 from vllm_specx.proposers.suffix_tree import SuffixTreeProposer
 from vllm_specx.tuner import Step
-
-_NO_TOKENS: Final = np.empty((0, 0), dtype=np.int64)
-
-
-@dataclass(slots=True)
-class _Drafted:
-    """What the head drafted in the last step."""
-
-    rows: dict[str, int]
-    token_ids: NDArray[np.int64]
-    confidence: NDArray[np.float64] | None
 
 
 class HybridProposer(SuffixTreeProposer):
@@ -56,7 +46,7 @@ class HybridProposer(SuffixTreeProposer):
         self._passes = EaglePasses(drafter)
         self._head = HeadReach(self.num_speculative_tokens)
         self._depth = DepthRule(self.num_speculative_tokens)
-        self._drafted = _Drafted({}, _NO_TOKENS, None)
+        self._drafted = no_drafts()
         self._is_drawn = vllm_config.speculative_config.draft_sample_method == "probabilistic"
         self._num_prefill = 0  # tokens of prompts in this step
         self._by_head: set[int] = set()  # rows that took the head's draft
@@ -110,22 +100,7 @@ class HybridProposer(SuffixTreeProposer):
         if step.seconds is not None:  # of which the costs are to know verification alone
             step = replace(step, seconds=step.seconds - self._passes.seconds)
         super()._learn(step, context, sampled)
-        drafted = self._drafted
-        if drafted.token_ids.size == 0:
-            return
-        rows, right, known = [], [], []
-        for row, request_id in enumerate(context.req_ids):
-            at = drafted.rows.get(request_id)
-            if at is None or not sampled[row]:
-                continue
-            told = np.asarray(sampled[row][: drafted.token_ids.shape[1]])
-            wrong = np.flatnonzero(drafted.token_ids[at, : len(told)] != told)
-            rows.append(at)
-            right.append(int(wrong[0]) if len(wrong) else len(told))
-            known.append(len(told))
-        if rows:
-            confidence = None if drafted.confidence is None else drafted.confidence[rows]
-            self._head.update(confidence, np.array(right), np.array(known))
+        self._drafted.teach(self._head, context.req_ids, sampled)
 
     def _draft(
         self, rows: Sequence[int], request_ids: Sequence[str], limits: Sequence[int]
@@ -151,7 +126,7 @@ class HybridProposer(SuffixTreeProposer):
         token_ids, confidence = self._passes.draft(
             most if depth and not self._is_drawn else depth, asleep=self._depth.is_asleep, go_on=go_on
         )
-        self._drafted = _Drafted(dict(zip(request_ids, rows, strict=True)), token_ids, confidence)
+        self._drafted = Drafted(dict(zip(request_ids, rows, strict=True)), token_ids, confidence)
         if token_ids.shape[1] == 0:
             return found
         reach = (

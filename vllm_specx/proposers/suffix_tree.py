@@ -1,28 +1,19 @@
 """`vllm_specx.SuffixTreeProposer`: the suffix-tree drafter behind vLLM's custom_class hook."""
 
-import logging
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-from vllm.logger import init_logger
-
-from drafters import Draft, SuffixTreeDrafter
-from vllm_specx import plugin
-from vllm_specx.config import SpecxConfig
-from vllm_specx.memory.namespaces import is_within
-from vllm_specx.proposers._gate import checked_drafts
-from vllm_specx.proposers._lengths import StepMeter, make_policy, within
-from vllm_specx.proposers._memory import make_keeper, watch_weights
-from vllm_specx.proposers._requests import RequestTracker
+from drafters import Draft, FallbackDrafter, SuffixTreeDrafter
+from vllm_specx.proposers._base import DrafterProposer, RunsOnV2
+from vllm_specx.proposers._memory import make_keeper
+from vllm_specx.proposers.lookahead import make_lookahead, tell_choices
 from vllm_specx.tuner import Step
 
-logger = init_logger("vllm.specx")
-_NO_DRAFT = Draft(np.empty(0, dtype=np.int32), np.empty(0))
 
-
-class SuffixTreeProposer:
-    """Draft from what each request, and earlier answers, said before.
+class SuffixTreeProposer(RunsOnV2, DrafterProposer):
+    """Draft from what each request, and earlier answers, said before; with Lookahead behind it where that is asked for.
 
     Args:
         vllm_config: the engine's configuration; options come from its additional_config["specx"].
@@ -32,40 +23,13 @@ class SuffixTreeProposer:
 
     """
 
-    wants_context = True
-
     def __init__(self, vllm_config: Any) -> None:
-        plugin.register()  # where VLLM_PLUGINS kept the entry point from running
-        plugin.check_config(vllm_config)
-        options = SpecxConfig.from_vllm(vllm_config)
-        self.num_speculative_tokens: int = vllm_config.speculative_config.num_speculative_tokens
-        self.vocab_size: int = vllm_config.model_config.get_vocab_size()
-        self.faults = 0
-        self.num_draft_tokens = 0  # verified
-        self.num_accepted_tokens = 0
-        self._memory_bytes = options.memory_bytes if options.shared else 0
-        self._ttl = options.memory_ttl_s or None
-        self._keeper = make_keeper(options, vllm_config)
-        self._policy = make_policy(options, vllm_config)
-        self._meter = StepMeter()
-        # vLLM schedules drafts before prompts.
-        self._room = int(options.max_draft_share * vllm_config.scheduler_config.max_num_batched_tokens)
-        self._is_enabled = True
-        self._offered: dict[str, int] = {}  # tokens offered in the last step, by request
-        self._start_over()
+        self._keeper = None
+        super().__init__(vllm_config)
+        self._keeper = make_keeper(self._options, vllm_config)
         if self._keeper is not None:
+            self._keeper.attach(self._text, self._requests)
             self._keeper.open(self)
-
-    @classmethod
-    def make_v2_speculator(cls, vllm_config: Any, device: Any, req_states: Any) -> Any:
-        """The same on model runner V2: a BaseSpeculator. See `CustomClassSpeculator`."""
-        from vllm_specx.speculators.custom_class import CustomClassSpeculator
-
-        return CustomClassSpeculator(cls, vllm_config, device, req_states)
-
-    def load_model(self, target_model: Any) -> None:
-        """There are no weights to load, but the target's are watched for changes."""
-        watch_weights(target_model, self.on_weights_changed)
 
     def propose(
         self,
@@ -75,34 +39,16 @@ class SuffixTreeProposer:
         slot_mappings: Any = None,
         context: Any = None,
     ) -> list[list[int]]:
-        """Return a draft per row, each possibly empty; never raises.
-
-        Args:
-            sampled_token_ids: tokens that each row has just committed; empty for a partial prefill.
-            num_tokens_no_spec: int array (rows,), tokens of each row, drafts not counted.
-            token_ids_cpu: int array (rows, max_model_len).
-            slot_mappings: not used.
-            context: ProposerContext; without one (vLLM without the patch) nothing is drafted.
-
-        """
+        """Return a draft per row, each possibly empty; never raises. See `DrafterProposer.propose`."""
         if self._keeper is None:
-            return self._propose_or_nothing(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, context)
+            return super().propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, context=context)
         with self._keeper.within_work():
-            drafts = self._propose_or_nothing(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, context)
+            drafts = super().propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, context=context)
             self._keeper.tick()
             return drafts
 
-    def reset_memory(self) -> None:
-        """Forget shared memory, calibration and what drafts earned; live requests go on."""
-        self.drafter.clear()
-        self._policy.forget()
-
     def on_weights_changed(self) -> None:
-        """Forget what the target said with other weights, calibration included; the memory file is left alone.
-
-        Called after the engine slept or its weights changed. What requests that live through it have said by now
-        is forgotten with the rest; they go on, and share nothing.
-        """
+        """See `DrafterProposer.on_weights_changed`; the memory file is left alone."""
         self._change_memory(self._forget)
 
     def forget(self) -> int:
@@ -113,32 +59,6 @@ class SuffixTreeProposer:
         """Forget what a tenant and an adapter said; returns the number of answers. See `vllm_specx.purge`."""
         return self._change_memory(lambda: self._purge(cache_salt, adapter), rewrite=True)
 
-    def set_enabled(self, is_enabled: bool) -> bool:
-        """Draft, or only observe, from the next step on; returns what held before. See `vllm_specx.set_enabled`."""
-        if not isinstance(is_enabled, bool):
-            raise TypeError(f"set_enabled takes true or false, got {is_enabled!r}")
-        was_enabled, self._is_enabled = self._is_enabled, is_enabled
-        return was_enabled
-
-    def _forget(self) -> int:
-        num_documents = 0
-        try:
-            self._requests.clear()
-            num_documents = self.drafter.memory.num_documents
-            self.reset_memory()
-        except Exception as error:  # the drafter is broken: a new one has nothing to forget
-            self._fault(f"{type(error).__name__}: {error}")
-            self._start_over()
-        return num_documents
-
-    def _purge(self, cache_salt: str | None, adapter: str | None) -> int:
-        def is_meant(namespace: str) -> bool:
-            return is_within(namespace, cache_salt, adapter)
-
-        self._requests.clear_namespaces(is_meant)
-        names = [namespace.name for namespace in self.drafter.memory.namespaces]
-        return sum(self.drafter.purge(name) for name in names if is_meant(name))
-
     def _change_memory(self, change: Callable[[], int], *, rewrite: bool = False) -> int:
         if self._keeper is None:
             return change()
@@ -148,96 +68,40 @@ class SuffixTreeProposer:
                 self._keeper.rewrite()
         return num_documents
 
-    def _propose_or_nothing(
-        self, sampled: Sequence[Sequence[int]], num_tokens: Any, token_ids: Any, context: Any
-    ) -> list[list[int]]:
-        try:
-            return self._propose(sampled, num_tokens, token_ids, context)
-        except Exception as error:
-            self._fault(f"{type(error).__name__}: {error}")
-            try:
-                self._requests.clear()
-            except Exception:  # the drafter itself is broken
-                self._start_over()
-                if self._keeper is not None:
-                    self._keeper.load_again()
-            return [[] for _ in sampled]
+    @property
+    def wants_target_token_ids(self) -> bool:
+        """Whether the target's own choices are of use (see ProposerContext)."""
+        return "lookahead" in self._options.drafters
 
-    def _propose(
-        self, sampled: Sequence[Sequence[int]], num_tokens: Any, token_ids: Any, context: Any
-    ) -> list[list[int]]:
-        self._learn(self._meter.measure(context, sampled), context, sampled)
-        rows = self._requests.sync(context, sampled, num_tokens, token_ids)
-        verified = context.num_draft_tokens
-        for row in rows:
-            # vLLM pads a request that comes from the prefix cache with drafts of -1: only ours count.
-            offered = self._offered.get(context.req_ids[row], 0)
-            num_draft = min(offered, verified[row]) if verified else 0
-            self.num_draft_tokens += num_draft
-            self.num_accepted_tokens += min(num_draft, len(sampled[row]) - 1)
-        request_ids = [context.req_ids[row] for row in rows]
-        limits = [
-            self._limit(context, request_id, int(num_tokens[row]))
-            for row, request_id in zip(rows, request_ids, strict=True)
-        ]
-        drafts = self._draft(rows, request_ids, limits)
-        if self._is_enabled:
-            lengths = within(self._policy.choose([draft.reach for draft in drafts]), self._room)
-            if logger.isEnabledFor(logging.DEBUG):
-                logger.debug("specx: %s", self._policy.explain())
-        else:  # which tells the policy nothing of what drafts are worth
-            lengths = [0] * len(drafts)
-        chosen = checked_drafts(
-            [draft.token_ids[:n] for draft, n in zip(drafts, lengths, strict=True)],
-            limits,
-            self.vocab_size,
-            self._fault,
+    def _make_drafter(self) -> Any:
+        options = self._options
+        self._text = SuffixTreeDrafter(
+            max_n=self.num_speculative_tokens,
+            memory_bytes=options.memory_bytes if options.shared else 0,
+            ttl=options.memory_ttl_s or None,
         )
-        result: list[list[int]] = [[] for _ in sampled]
-        for row, draft_of_row in zip(rows, chosen, strict=True):
-            result[row] = draft_of_row
-        self._offered = dict(zip(request_ids, map(len, chosen), strict=True))
-        return result
+        if "lookahead" not in options.drafters:
+            return self._text
+        return FallbackDrafter(self._text, make_lookahead(options, self.num_speculative_tokens))
 
     def _learn(self, step: Step, context: Any, sampled: Sequence[Sequence[int]]) -> None:
-        """Account for the step that has just been sampled."""
-        self._policy.update(step)
-
-    def _limit(self, context: Any, request_id: str, num_tokens: int) -> int:
-        """Most draft tokens of a request; of these and the bonus token, none may lie beyond max_model_len."""
-        if not self._is_enabled:
-            return 0
-        by_itself = self._requests.max_draft(request_id, context.requests[request_id])
-        return max(0, min(context.num_spec_tokens, context.max_model_len - num_tokens - 1, by_itself))
+        super()._learn(step, context, sampled)
+        if isinstance(self.drafter, FallbackDrafter):
+            tell_choices(self.drafter, context, sampled, self._offered)
 
     def _draft(
         self, rows: Sequence[int], request_ids: Sequence[str], limits: Sequence[int]
     ) -> Sequence[Draft]:
-        """One draft per request; the drafter looks only for those that may have one."""
-        # One is asked for in any case: until then the drafter puts off what it observes.
-        asked = [i for i, limit in enumerate(limits) if limit] or list(range(len(limits)))[:1]
-        drafts = [_NO_DRAFT] * len(limits)
-        found = self.drafter.propose([request_ids[i] for i in asked], [limits[i] for i in asked])
-        for i, draft in zip(asked, found, strict=True):
-            drafts[i] = draft
-        return drafts
-
-    def _make_drafter(self) -> Any:
-        return SuffixTreeDrafter(
-            max_n=self.num_speculative_tokens, memory_bytes=self._memory_bytes, ttl=self._ttl
-        )
+        if isinstance(self.drafter, FallbackDrafter):
+            self.drafter.price = self._policy.token_price
+        return super()._draft(rows, request_ids, limits)
 
     def _start_over(self) -> None:
-        self.drafter = self._make_drafter()
-        self._requests = RequestTracker(self.drafter, _log_once)
+        super()._start_over()
         if self._keeper is not None:
-            self._keeper.attach(self.drafter, self._requests)
+            self._keeper.attach(self._text, self._requests)
 
-    def _fault(self, reason: str) -> None:
-        if self.faults == 0:
-            logger.warning("specx: drafting failed, going on without a draft (logged once): %s", reason)
-        self.faults += 1
-
-
-def _log_once(reason: str) -> None:
-    logger.warning_once("specx: %s", reason)
+    def _replace_drafter(self) -> None:
+        super()._replace_drafter()
+        if self._keeper is not None:
+            self._keeper.load_again()

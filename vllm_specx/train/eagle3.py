@@ -1,118 +1,67 @@
-"""One training of an EAGLE-3 head, from settings to the folder that vLLM loads."""
+"""`specx train eagle3`: one training of an EAGLE-3 head."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from itertools import islice
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from drafters.recordings import Conversation, RecordingError, Recordings
-from vllm_specx.bench.errors import BenchError, EngineFailed
-from vllm_specx.bench.report import write_json
+from drafters.recordings import Conversation, Recordings
 from vllm_specx.bench.runner import Tell
-from vllm_specx.calibrate.settings import check_model
-from vllm_specx.train.record import record
-from vllm_specx.train.settings import TrainSettings
+from vllm_specx.train.run import train_head
+from vllm_specx.train.settings import Eagle3Settings
 
-_MIN_ANSWER = 3  # shorter answers have nothing to draft
-
-
-def train_eagle3(settings: TrainSettings, origin: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
-    """Record, train, export; every part goes on where an earlier run stopped. Returns what `training.json` holds.
-
-    Args:
-        settings: what to train.
-        origin: where the result comes from.
-        tell: called as work goes on, with what it is, how much is done and how much there is.
-
-    Raises:
-        BenchError: the target cannot be used, or the work folder belongs to another training.
-        EngineFailed: the engine failed, or a file could not be written; the last good checkpoint is kept.
-
-    """
-    from drafters.eagle3.target import Target, TargetError
-    from drafters.eagle3.train import CheckpointError
-
-    check_model(settings.model)
-    try:
-        target = Target.load(Path(settings.model))
-        recordings = record(settings, tell)
-        return _train(settings, target, recordings, origin, tell)
-    except (TargetError, CheckpointError, RecordingError) as error:
-        raise BenchError(str(error)) from error
-    except FloatingPointError as error:
-        raise EngineFailed(str(error)) from error
-    except OSError as error:
-        raise EngineFailed(
-            f"cannot write {error.filename or settings.work_folder}: {error.strerror or error}; the last good "
-            "checkpoint is kept, and the same command goes on from it"
-        ) from error
+if TYPE_CHECKING:
+    from drafters.training import State
+    from drafters.training import Tell as TellStep
 
 
-def _train(
-    settings: TrainSettings, target: Any, recordings: Recordings, origin: Mapping[str, Any], tell: Tell
-) -> dict[str, Any]:
-    from drafters.eagle3 import train
-    from drafters.eagle3.export import export
+def train_eagle3(settings: Eagle3Settings, origin: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
+    """Train an EAGLE-3 head; see `train_head`."""
+    return train_head(settings, _Trainer(settings), origin, tell)
 
-    config = train.TrainConfig(
-        steps=settings.steps,
-        batch=settings.batch,
-        learning_rate=settings.learning_rate,
-        unroll=settings.unroll,
-        draft_vocab_size=settings.draft_vocab,
-        seed=settings.seed,
-        evaluate_every=settings.evaluate_every,
-        checkpoint_every=settings.checkpoint_every,
-    )
-    vocab_size = target.config["vocab_size"]
-    if settings.draft_vocab > vocab_size:
-        raise BenchError(
-            f"--draft-vocab must be at most {vocab_size}, the model's own, got {settings.draft_vocab}"
+
+class _Trainer:
+    """See `Trainer`."""
+
+    def __init__(self, settings: Eagle3Settings) -> None:
+        from drafters.eagle3.train import TrainConfig
+
+        self._config = TrainConfig(
+            steps=settings.steps,
+            batch=settings.batch,
+            learning_rate=settings.learning_rate,
+            draft_vocab_size=settings.draft_vocab,
+            seed=settings.seed,
+            evaluate_every=settings.evaluate_every,
+            checkpoint_every=settings.checkpoint_every,
+            unroll=settings.unroll,
         )
-    said = list(islice(recordings.read(), settings.conversations))
-    held_out, trained = said[: settings.held_out], _long_enough(said[settings.held_out :])
-    if not trained or not _long_enough(held_out):
-        raise BenchError(f"no answer of the recordings has {_MIN_ANSWER} tokens or more: nothing to train on")
-    folder = settings.work_folder / "checkpoints"
-    state = train.load(folder, config, lambda text: tell(text, 0, settings.steps))
-    if state is None:
-        state = train.start(target, recordings.layers, trained, config)
-    facts: dict[str, Any] = {}
 
-    def told(what: str, step: int, steps: int, news: dict[str, Any]) -> None:
-        facts.update(news)
-        tell(f"{what}: {_line(facts)}", step, steps)
+    def load(self, folder: Path, tell: Callable[[str], None]) -> State | None:
+        from drafters.eagle3 import train
 
-    train.train(state, target, trained, _long_enough(held_out), config, folder, told)
-    document = {
-        # It travels with the head: names of files, not where they were.
-        **origin,
-        "command": [Path(word).name for word in origin["command"]],
-        "settings": {name: _name(value) for name, value in asdict(settings).items()},
-        "recordings": {
-            "conversations": len(trained),
-            "tokens": sum(map(len, trained)),
-            "answer_tokens": sum(len(c) - c.answer for c in trained),
-            "held_out": len(held_out),
-        },
-        "history": state.history,
-    }
-    export(state.head, state.ids, settings.out)
-    write_json(settings.out / "training.json", document)
-    return document
+        return train.load(folder, self._config, tell)
 
+    def start(self, target: Any, recordings: Recordings, trained: Sequence[Conversation]) -> State:
+        from drafters.eagle3 import train
 
-def _name(value: Any) -> Any:
-    return Path(value).name if isinstance(value, str | Path) else value
+        return train.start(target, recordings.layers, trained, self._config)
 
+    def train(
+        self,
+        state: State,
+        target: Any,
+        trained: Sequence[Conversation],
+        held_out: Sequence[Conversation],
+        folder: Path,
+        told: TellStep,
+    ) -> None:
+        from drafters.eagle3 import train
 
-def _long_enough(conversations: Sequence[Conversation]) -> list[Conversation]:
-    return [c for c in conversations if len(c) - c.answer >= _MIN_ANSWER]
+        train.train(state, target, trained, held_out, self._config, folder, told)
 
+    def export(self, state: State, target: Any, out: Path) -> None:
+        from drafters.eagle3.export import export
 
-def _line(facts: Mapping[str, Any]) -> str:
-    words = [f"loss {' '.join(f'{x:.2f}' for x in facts['loss'])}"]
-    if "acceptance" in facts:
-        words.append(f"held-out acceptance {' '.join(f'{x:.2f}' for x in facts['acceptance'])}")
-    return ", ".join(words)
+        export(state.head, state.ids, out)

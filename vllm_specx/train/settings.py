@@ -1,16 +1,18 @@
 """What a training of a draft head is told: one frozen dataclass; each knob declared once, with default, range, help."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
+from typing import Final
 
 from vllm_specx.bench.errors import BenchError
-from vllm_specx.bench.settings import DTYPES, check_minimums, closest, flag, knob, knob_default, knob_help
+from vllm_specx.bench.settings import DTYPES, check_minimums, closest, flag, knob
+
+MAX_HEADS: Final = 64  # drafters.medusa.checkpoint's
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainSettings:
-    """Validated settings of a training; raises BenchError at construction."""
+    """Validated settings of any training; raises BenchError at construction."""
 
     model: str
     out: Path
@@ -25,10 +27,7 @@ class TrainSettings:
     slots: int = knob(192, "Conversations that are written at the same time.", 1)
     steps: int = knob(4000, "Training steps.", 1)
     batch: int = knob(8, "Conversations of a training step.", 1)
-    learning_rate: float = knob(0.01, "Highest learning rate (Muon, matched to AdamW's).")
-    unroll: int = knob(
-        2, "Draft tokens of the training-time test, reached in equal parts of the training.", 1
-    )
+    learning_rate: float = knob(0.01, "Highest learning rate.")
     draft_vocab: int = knob(8192, "Size of the draft vocabulary: the ids that the answers use most.", 2)
     seed: int = knob(0, "Seed of conversations, order and first weights.", 0)
     evaluate_every: int = knob(100, "Steps between two measurements of the held-out acceptance.", 1)
@@ -61,5 +60,27 @@ class TrainSettings:
         return Path(self.work) if self.work else self.out.with_name(f"{self.out.name}.work")
 
 
-default = partial(knob_default, TrainSettings)
-help_text = partial(knob_help, TrainSettings)
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Settings(TrainSettings):
+    """Of an EAGLE-3 head; the learning rate is Muon's, matched to AdamW's."""
+
+    unroll: int = knob(
+        2, "Draft tokens of the training-time test, reached in equal parts of the training.", 1
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaSettings(TrainSettings):
+    """Of Medusa heads; the learning rate is AdamW's."""
+
+    conversations: int = knob(2048, "Conversations that the model writes and is recorded in.", 2)
+    steps: int = knob(1500, "Training steps.", 1)
+    learning_rate: float = knob(0.002, "Highest learning rate (AdamW).")
+    heads: int = knob(4, f"Number of heads, at most {MAX_HEADS}: the longest draft.", 1)
+    layers: int = knob(1, "Residual blocks of a head.", 1)
+    token_input: bool = knob(True, "The first block reads the embedding of the next token, too.")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.heads > MAX_HEADS:
+            raise BenchError(f"--heads must be at most {MAX_HEADS}, got {self.heads}")

@@ -15,7 +15,7 @@ from engine_prompts import token_prompts
 from engines import counters, make_engine
 from vllm import SamplingParams
 
-from drafters.eagle3 import train
+from drafters import training
 
 _ALIVE: list[Any] = []  # an engine that goes takes what others of the process need along
 OPTIONS = {
@@ -47,7 +47,7 @@ def trained(model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
         command(model_dir, folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     ) as first:
         end = time.monotonic() + 240
-        while not train.checkpoints(checkpoints) and first.poll() is None and time.monotonic() < end:
+        while not training.checkpoints(checkpoints) and first.poll() is None and time.monotonic() < end:
             time.sleep(0.05)
         assert first.poll() is None, first.stderr.read() if first.stderr else ""
         first.send_signal(signal.SIGKILL)

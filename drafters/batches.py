@@ -35,6 +35,11 @@ class Batch:
         index = torch.arange(self.anchors.shape[1])
         return (index < self.counts[:, None]) & (self.anchors + 2 + step < self.ends[:, None])
 
+    def finals_of(self, step: int) -> torch.Tensor:
+        """The target's states that say what draft token number `step` should have been: (batch, anchors, hidden)."""
+        at = (self.anchors + 1 + step)[..., None].expand(-1, -1, self.finals.shape[-1])
+        return self.finals.gather(1, at)
+
 
 def num_anchors(conversation: Conversation) -> int:
     """Positions to draft from: from the one before the answer on, up to the last but two."""

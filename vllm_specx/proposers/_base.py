@@ -1,0 +1,220 @@
+"""A drafter behind vLLM's custom_class hook: what all proposers of ours share."""
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from vllm.logger import init_logger
+
+from drafters import NO_DRAFT, Draft
+from vllm_specx import plugin
+from vllm_specx.config import SpecxConfig
+from vllm_specx.memory.namespaces import is_within
+from vllm_specx.proposers._gate import checked_drafts
+from vllm_specx.proposers._lengths import StepMeter, make_policy, within
+from vllm_specx.proposers._memory import watch_weights
+from vllm_specx.proposers._requests import RequestTracker
+from vllm_specx.tuner import Step
+
+logger = init_logger("vllm.specx")
+
+
+class RunsOnV2:
+    """A proposer of which model runner V2 can have a speculator."""
+
+    @classmethod
+    def make_v2_speculator(cls, vllm_config: Any, device: Any, req_states: Any) -> Any:
+        """The same on model runner V2: a BaseSpeculator. See `CustomClassSpeculator`."""
+        from vllm_specx.speculators.custom_class import CustomClassSpeculator
+
+        return CustomClassSpeculator(cls, vllm_config, device, req_states)
+
+
+class DrafterProposer(ABC):
+    """Ask a drafter every step, and the tuner how much of its drafts is worth verifying.
+
+    Args:
+        vllm_config: the engine's configuration; options come from its additional_config["specx"].
+
+    Raises:
+        ConfigError: options or draft length that cannot be honoured.
+
+    """
+
+    wants_context = True
+
+    def __init__(self, vllm_config: Any) -> None:
+        plugin.register()  # where VLLM_PLUGINS kept the entry point from running
+        plugin.check_config(vllm_config)
+        self._options = options = SpecxConfig.from_vllm(vllm_config)
+        self.num_speculative_tokens: int = vllm_config.speculative_config.num_speculative_tokens
+        self.vocab_size: int = vllm_config.model_config.get_vocab_size()
+        self.faults = 0
+        self.num_draft_tokens = 0  # verified
+        self.num_accepted_tokens = 0
+        self._policy = make_policy(options, vllm_config)
+        self._meter = StepMeter()
+        # vLLM schedules drafts before prompts.
+        self._room = int(options.max_draft_share * vllm_config.scheduler_config.max_num_batched_tokens)
+        self._is_enabled = True
+        self._offered: dict[str, int] = {}  # tokens offered in the last step, by request
+        self._start_over()
+
+    def load_model(self, target_model: Any) -> None:
+        """There are no weights to load, but the target's are watched for changes."""
+        watch_weights(target_model, self.on_weights_changed)
+
+    def propose(
+        self,
+        sampled_token_ids: list[list[int]],
+        num_tokens_no_spec: Any,
+        token_ids_cpu: Any,
+        slot_mappings: Any = None,
+        context: Any = None,
+    ) -> list[list[int]]:
+        """Return a draft per row, each possibly empty; never raises.
+
+        Args:
+            sampled_token_ids: tokens that each row has just committed; empty for a partial prefill.
+            num_tokens_no_spec: int array (rows,), tokens of each row, drafts not counted.
+            token_ids_cpu: int array (rows, max_model_len).
+            slot_mappings: not used.
+            context: ProposerContext; without one (vLLM without the patch) nothing is drafted.
+
+        """
+        try:
+            return self._propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, context)
+        except Exception as error:
+            self._fault(f"{type(error).__name__}: {error}")
+            try:
+                self._requests.clear()
+            except Exception:  # the drafter itself is broken
+                self._replace_drafter()
+            return [[] for _ in sampled_token_ids]
+
+    def reset_memory(self) -> None:
+        """Forget shared memory, calibration and what drafts earned; live requests go on."""
+        self.drafter.clear()
+        self._policy.forget()
+
+    def on_weights_changed(self) -> None:
+        """Forget what the target said with other weights, calibration included.
+
+        Called after the engine slept or its weights changed. What requests that live through it have said by now
+        is forgotten with the rest; they go on, and share nothing.
+        """
+        self._forget()
+
+    def forget(self) -> int:
+        """Forget all; returns the number of answers. See `vllm_specx.forget`."""
+        return self._forget()
+
+    def purge(self, cache_salt: str | None = None, adapter: str | None = None) -> int:
+        """Forget what a tenant and an adapter said; returns the number of answers. See `vllm_specx.purge`."""
+        return self._purge(cache_salt, adapter)
+
+    def set_enabled(self, is_enabled: bool) -> bool:
+        """Draft, or only observe, from the next step on; returns what held before. See `vllm_specx.set_enabled`."""
+        if not isinstance(is_enabled, bool):
+            raise TypeError(f"set_enabled takes true or false, got {is_enabled!r}")
+        was_enabled, self._is_enabled = self._is_enabled, is_enabled
+        return was_enabled
+
+    def _forget(self) -> int:
+        num_documents = 0
+        try:
+            self._requests.clear()
+            num_documents = self.drafter.num_documents
+            self.reset_memory()
+        except Exception as error:  # the drafter is broken: a new one has nothing to forget
+            self._fault(f"{type(error).__name__}: {error}")
+            self._start_over()
+        return num_documents
+
+    def _purge(self, cache_salt: str | None, adapter: str | None) -> int:
+        def is_meant(namespace: str) -> bool:
+            return is_within(namespace, cache_salt, adapter)
+
+        self._requests.clear_namespaces(is_meant)
+        return sum(self.drafter.purge(name) for name in self.drafter.namespaces if is_meant(name))
+
+    def _propose(
+        self, sampled: Sequence[Sequence[int]], num_tokens: Any, token_ids: Any, context: Any
+    ) -> list[list[int]]:
+        self._learn(self._meter.measure(context, sampled), context, sampled)
+        rows = self._requests.sync(context, sampled, num_tokens, token_ids)
+        verified = context.num_draft_tokens
+        for row in rows:
+            # vLLM pads a request that comes from the prefix cache with drafts of -1: only ours count.
+            offered = self._offered.get(context.req_ids[row], 0)
+            num_draft = min(offered, verified[row]) if verified else 0
+            self.num_draft_tokens += num_draft
+            self.num_accepted_tokens += min(num_draft, len(sampled[row]) - 1)
+        request_ids = [context.req_ids[row] for row in rows]
+        limits = [
+            self._limit(context, request_id, int(num_tokens[row]))
+            for row, request_id in zip(rows, request_ids, strict=True)
+        ]
+        drafts = self._draft(rows, request_ids, limits)
+        if self._is_enabled:
+            lengths = within(self._policy.choose([draft.reach for draft in drafts]), self._room)
+            if logger.isEnabledFor(logging.DEBUG):
+                logger.debug("specx: %s", self._policy.explain())
+        else:  # which tells the policy nothing of what drafts are worth
+            lengths = [0] * len(drafts)
+        chosen = checked_drafts(
+            [draft.token_ids[:n] for draft, n in zip(drafts, lengths, strict=True)],
+            limits,
+            self.vocab_size,
+            self._fault,
+        )
+        result: list[list[int]] = [[] for _ in sampled]
+        for row, draft_of_row in zip(rows, chosen, strict=True):
+            result[row] = draft_of_row
+        self._offered = dict(zip(request_ids, map(len, chosen), strict=True))
+        return result
+
+    def _learn(self, step: Step, context: Any, sampled: Sequence[Sequence[int]]) -> None:
+        """Account for the step that has just been sampled, before the drafter is told what was committed."""
+        self._policy.update(step)
+
+    def _limit(self, context: Any, request_id: str, num_tokens: int) -> int:
+        """Most draft tokens of a request; of these and the bonus token, none may lie beyond max_model_len."""
+        if not self._is_enabled:
+            return 0
+        by_itself = self._requests.max_draft(request_id, context.requests[request_id])
+        return max(0, min(context.num_spec_tokens, context.max_model_len - num_tokens - 1, by_itself))
+
+    def _draft(
+        self, rows: Sequence[int], request_ids: Sequence[str], limits: Sequence[int]
+    ) -> Sequence[Draft]:
+        """One draft per request; the drafter looks only for those that may have one."""
+        # One is asked for in any case: until then the drafter puts off what it observes.
+        asked = [i for i, limit in enumerate(limits) if limit] or list(range(len(limits)))[:1]
+        drafts = [NO_DRAFT] * len(limits)
+        found = self.drafter.propose([request_ids[i] for i in asked], [limits[i] for i in asked])
+        for i, draft in zip(asked, found, strict=True):
+            drafts[i] = draft
+        return drafts
+
+    @abstractmethod
+    def _make_drafter(self) -> Any:
+        """A drafter that has seen nothing."""
+
+    def _start_over(self) -> None:
+        self.drafter = self._make_drafter()
+        self._requests = RequestTracker(self.drafter, _log_once)
+
+    def _replace_drafter(self) -> None:
+        """The drafter is broken."""
+        self._start_over()
+
+    def _fault(self, reason: str) -> None:
+        if self.faults == 0:
+            logger.warning("specx: drafting failed, going on without a draft (logged once): %s", reason)
+        self.faults += 1
+
+
+def _log_once(reason: str) -> None:
+    logger.warning_once("specx: %s", reason)
