@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from vllm_specx.proposers.lookahead import LookaheadProposer
     from vllm_specx.proposers.medusa import MedusaProposer
     from vllm_specx.proposers.suffix_tree import SuffixTreeProposer
+    from vllm_specx.recipes import recipe
     from vllm_specx.scheduler import AdaptiveAsyncScheduler, AdaptiveScheduler
     from vllm_specx.switch import set_enabled
 
@@ -27,6 +28,7 @@ __all__ = [
     "__version__",
     "forget",
     "purge",
+    "recipe",
     "set_enabled",
 ]
 
@@ -41,6 +43,7 @@ _HOME = {
     "SuffixTreeProposer": "vllm_specx.proposers.suffix_tree",
     "forget": "vllm_specx.memory.control",
     "purge": "vllm_specx.memory.control",
+    "recipe": "vllm_specx.recipes",
     "set_enabled": "vllm_specx.switch",
 }
 

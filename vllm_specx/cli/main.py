@@ -2,7 +2,7 @@
 
 import typer
 
-from vllm_specx.cli import bench, calibrate, demo, plan, regret, replay, train, version, warm
+from vllm_specx.cli import bench, calibrate, demo, doctor, plan, regret, replay, train, version, warm
 from vllm_specx.cli._edge import OneLineErrors
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
 app.command("bench")(bench.bench)
 app.command("calibrate")(calibrate.calibrate)
 app.command("demo")(demo.demo)
+app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
 app.command("regret")(regret.regret)
 app.command("replay")(replay.replay)
