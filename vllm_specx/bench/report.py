@@ -51,11 +51,15 @@ def check_writable(path: Path, flag: str = "--json") -> None:
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write atomically: readers see the old file or the whole new one."""
-    text = json.dumps(document, indent=1, allow_nan=False)
+    write_text(path, json.dumps(document, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """The same for a text. Raises OSError."""
     handle, name = mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text + "\n")
+            file.write(text)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(name, 0o666 & ~umask)

@@ -9,6 +9,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from vllm_specx.bench.cells import measure, requests, summarise
+from vllm_specx.bench.document import FORMAT
 from vllm_specx.bench.engine import EngineSpec
 from vllm_specx.bench.errors import EngineFailed
 from vllm_specx.bench.loop import CellResult, Job
@@ -105,7 +106,7 @@ class _Run:
         check_lengths(self.workloads, facts["max_model_len"])
         lengths = {workload.name: self._lengths(workload) for workload in self.workloads}
         document: dict[str, Any] = {
-            "format": 1,
+            "format": FORMAT,
             "complete": False,
             "provenance": {**origin, "engine": facts},
             "settings": {

@@ -2,7 +2,20 @@
 
 import typer
 
-from vllm_specx.cli import bench, calibrate, demo, doctor, plan, regret, replay, train, version, warm
+from vllm_specx.cli import (
+    bench,
+    calibrate,
+    demo,
+    doctor,
+    plan,
+    recommend,
+    regret,
+    replay,
+    report,
+    train,
+    version,
+    warm,
+)
 from vllm_specx.cli._edge import OneLineErrors
 
 app = typer.Typer(
@@ -18,8 +31,10 @@ app.command("calibrate")(calibrate.calibrate)
 app.command("demo")(demo.demo)
 app.command("doctor")(doctor.doctor)
 app.command("plan")(plan.plan)
+app.command("recommend")(recommend.recommend)
 app.command("regret")(regret.regret)
 app.command("replay")(replay.replay)
+app.command("report")(report.report)
 app.add_typer(train.app, name="train")
 app.command("warm")(warm.warm)
 app.command("version")(version.version)
