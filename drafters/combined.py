@@ -36,6 +36,10 @@ class FallbackDrafter:
         if request_id in self._by_second:
             self.second.verified(request_id, choice_ids)
 
+    def is_second(self, request_id: RequestId) -> bool:
+        """Whether the last draft was the second drafter's."""
+        return request_id in self._by_second
+
     def observe(self, request_id: RequestId, token_ids: ArrayLike) -> None:
         """See the drafters': each judges the draft that it made, whether it was taken or not."""
         self.first.observe(request_id, token_ids)

@@ -99,6 +99,7 @@ class SharedMemory:
         self.namespaces = Namespaces(new_seed or (lambda: randbits(63)))
         self.num_documents = 0  # held
         self.num_refused = 0  # for which pinned ones left no room
+        self.num_evicted = 0  # that made room for others, ever
         self._clock = clock
         self._next_expiry = -np.inf
         self._max_documents = capacity // _TOKENS_PER_DOCUMENT
@@ -282,6 +283,7 @@ class SharedMemory:
             else:
                 self._drop(document)
                 self._advance_tail()
+                self.num_evicted += 1
         return True
 
     def _fits_beside_pinned(self, num_positions: int, sources: Int64s) -> bool:

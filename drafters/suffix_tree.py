@@ -88,6 +88,7 @@ class SuffixTreeDrafter:
         self._live = LiveStore()
         self._index = LiveIndex(NUM_ENTRIES if memory_bytes else 0)
         self._pending = Pending()
+        self.num_hits = 0  # drafts that were led by an earlier answer
         self._usual_luck = _LUCK_START  # of the requests that ended lately: what a new one is taken to have
         self._warm_up()
 
@@ -153,6 +154,7 @@ class SuffixTreeDrafter:
         self._flush()
         self.memory.expire(sources=self._slots.source)
         self._run(rows, np.ascontiguousarray(limits))
+        self.num_hits += int(np.count_nonzero(self._slots.source[rows] >= 0))
         return made_drafts(rows, self._slots.length, self._slots.token_ids, self._slots.reach)
 
     def stop(self, request_id: RequestId) -> None:

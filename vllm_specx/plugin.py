@@ -118,6 +118,16 @@ def complete_config(vllm_config: Any) -> None:
         methods.complete(vllm_config)
     if config.SpecxConfig.from_vllm(vllm_config).memory_path:
         _compat.open_window(SHUTDOWN_SECONDS)
+    if vllm_config.model_config is not None and _has_proposer(vllm_config):
+        from vllm_specx.metrics.collector import watch
+
+        watch(str(vllm_config.instance_id), str(vllm_config.model_config.served_model_name))
+
+
+def _has_proposer(vllm_config: Any) -> bool:
+    """Whether a proposer of ours is at work in a worker, and counts what it does."""
+    model = getattr(vllm_config.speculative_config, "model", None)
+    return hybrid.is_wanted(vllm_config) or (isinstance(model, str) and model.startswith(_PREFIX))
 
 
 def _has_own_table(vllm_config: Any) -> bool:

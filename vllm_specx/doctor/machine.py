@@ -37,7 +37,7 @@ def _compile_one() -> Path | None:
     import numpy as np
     from numba import config
 
-    from drafters import _suffix_tree_kernels as kernels
+    from drafters import _reach_kernels as kernels
 
     if config.DISABLE_JIT:
         return None

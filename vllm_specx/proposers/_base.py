@@ -1,23 +1,35 @@
 """A drafter behind vLLM's custom_class hook: what all proposers of ours share."""
 
 import logging
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar, Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from vllm.logger import init_logger
 
 from drafters import NO_DRAFT, Draft
 from vllm_specx import plugin
 from vllm_specx.config import SpecxConfig
 from vllm_specx.memory.namespaces import is_within
+from vllm_specx.metrics.meter import meter_of, no_meter
 from vllm_specx.proposers._gate import checked_drafts
 from vllm_specx.proposers._lengths import StepMeter, make_policy, within
-from vllm_specx.proposers._memory import watch_weights
+from vllm_specx.proposers._memory import is_output_rank, watch_weights
 from vllm_specx.proposers._requests import RequestTracker
 from vllm_specx.tuner import Step
 
 logger = init_logger("vllm.specx")
+_STATE_EVERY: Final = 32  # steps
+
+
+class Offered(NamedTuple):
+    """A draft that was offered: who made it, and the reach of its tokens."""
+
+    kind: str
+    reach: NDArray[np.float64]
 
 
 class RunsOnV2:
@@ -43,6 +55,7 @@ class DrafterProposer(ABC):
     """
 
     wants_context = True
+    kind: ClassVar[str]
 
     def __init__(self, vllm_config: Any) -> None:
         plugin.register()  # where VLLM_PLUGINS kept the entry point from running
@@ -58,7 +71,9 @@ class DrafterProposer(ABC):
         # vLLM schedules drafts before prompts.
         self._room = int(options.max_draft_share * vllm_config.scheduler_config.max_num_batched_tokens)
         self._is_enabled = True
-        self._offered: dict[str, int] = {}  # tokens offered in the last step, by request
+        self._offered: dict[str, Offered] = {}  # in the last step, by request
+        self._num_steps = 0
+        self.metrics = meter_of(vllm_config) if is_output_rank(vllm_config.parallel_config) else no_meter()
         self._start_over()
 
     def load_model(self, target_model: Any) -> None:
@@ -142,15 +157,11 @@ class DrafterProposer(ABC):
     def _propose(
         self, sampled: Sequence[Sequence[int]], num_tokens: Any, token_ids: Any, context: Any
     ) -> list[list[int]]:
-        self._learn(self._meter.measure(context, sampled), context, sampled)
+        start = time.perf_counter()
+        step = self._meter.measure(context, sampled)
+        self._learn(step, context, sampled)
         rows = self._requests.sync(context, sampled, num_tokens, token_ids)
-        verified = context.num_draft_tokens
-        for row in rows:
-            # vLLM pads a request that comes from the prefix cache with drafts of -1: only ours count.
-            offered = self._offered.get(context.req_ids[row], 0)
-            num_draft = min(offered, verified[row]) if verified else 0
-            self.num_draft_tokens += num_draft
-            self.num_accepted_tokens += min(num_draft, len(sampled[row]) - 1)
+        self._count(step, rows, sampled, context)
         request_ids = [context.req_ids[row] for row in rows]
         limits = [
             self._limit(context, request_id, int(num_tokens[row]))
@@ -170,10 +181,46 @@ class DrafterProposer(ABC):
             self._fault,
         )
         result: list[list[int]] = [[] for _ in sampled]
-        for row, draft_of_row in zip(rows, chosen, strict=True):
-            result[row] = draft_of_row
-        self._offered = dict(zip(request_ids, map(len, chosen), strict=True))
+        self._offered = {}
+        for row, request_id, draft, tokens in zip(rows, request_ids, drafts, chosen, strict=True):
+            result[row] = tokens
+            if tokens:
+                self._offered[request_id] = Offered(
+                    self._kind_of(row, request_id), draft.reach[: len(tokens)]
+                )
+        reason = self._policy.reason if self._is_enabled else "disabled"
+        self.metrics.chosen(list(map(len, chosen)), self._policy.last, reason, time.perf_counter() - start)
         return result
+
+    def _count(self, step: Step, rows: Sequence[int], sampled: Sequence[Sequence[int]], context: Any) -> None:
+        """Count what the step made of the last drafts."""
+        self.metrics.stepped(step, self._policy.plain_seconds(step.num_requests))
+        self._num_steps += 1
+        if self._num_steps % _STATE_EVERY == 1:
+            self.metrics.state(self._state())
+        verified = context.num_draft_tokens
+        if verified is None:
+            return
+        outcomes = []
+        for row in rows:
+            # vLLM pads a request that comes from the prefix cache with drafts of -1: only ours count.
+            offered = self._offered.get(context.req_ids[row])
+            num_draft = 0 if offered is None else min(len(offered.reach), verified[row])
+            if offered is None or num_draft == 0:
+                continue
+            num_accepted = min(num_draft, len(sampled[row]) - 1)
+            outcomes.append((offered.kind, offered.reach[:num_draft], num_accepted))
+            self.num_draft_tokens += num_draft
+            self.num_accepted_tokens += num_accepted
+        self.metrics.verified(outcomes)
+
+    def _state(self) -> dict[str, float]:
+        """Metrics of one number."""
+        return {"specx_drafting_faults": self.faults}
+
+    def _kind_of(self, row: int, request_id: str) -> str:
+        """Who made a request's draft, by the name in `metrics.layout.DRAFTERS`."""
+        return self.kind
 
     def _learn(self, step: Step, context: Any, sampled: Sequence[Sequence[int]]) -> None:
         """Account for the step that has just been sampled, before the drafter is told what was committed."""

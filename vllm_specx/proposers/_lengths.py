@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from vllm_specx.config import SpecxConfig
 from vllm_specx.costs import make_cost_model
-from vllm_specx.tuner import CostModel, PriceRule, Step, Tuner
+from vllm_specx.tuner import CostModel, Decision, PriceRule, Step, Tuner
 
 
 class Policy(Protocol):
@@ -28,6 +28,17 @@ class Policy(Protocol):
 
     def explain(self) -> str:
         """Return the last choice and its reasons as one line of key=value pairs."""
+
+    def plain_seconds(self, num_requests: int) -> float:
+        """Seconds of a decode step of so many requests without drafts; NaN where that is not measured."""
+
+    @property
+    def last(self) -> Decision | None:
+        """The tuner's last decision, if it decides."""
+
+    @property
+    def reason(self) -> str:
+        """Why the last lengths were chosen, in a word."""
 
     @property
     def token_price(self) -> float:
@@ -64,6 +75,20 @@ class MeasuredCosts:
     def explain(self) -> str:
         """See `Decision`."""
         return str(self.tuner.last)
+
+    def plain_seconds(self, num_requests: int) -> float:
+        """By the costs that were measured."""
+        return float(self.costs.seconds(num_requests, np.zeros(1, dtype=np.int64))[0])
+
+    @property
+    def last(self) -> Decision | None:
+        """See `Tuner.last`."""
+        return self.tuner.last
+
+    @property
+    def reason(self) -> str:
+        """See `Decision`."""
+        return "empty" if self.tuner.last is None else self.tuner.last.reason
 
     @property
     def token_price(self) -> float:
@@ -103,6 +128,13 @@ class FixedCosts:
         """The stated cost is the reason."""
         return f"decision reason=price requests={len(self._chosen)} draft={sum(self._chosen)} alpha={self._alpha}"
 
+    last: Final = None
+    reason: Final = "price"
+
+    def plain_seconds(self, num_requests: int) -> float:
+        """Nothing is measured."""
+        return float("nan")
+
     @property
     def token_price(self) -> float:
         """See `PriceRule`."""
@@ -130,6 +162,13 @@ class WholeDrafts:
     def explain(self) -> str:
         """The scheduler has the reasons."""
         return f"decision reason=scheduler requests={len(self._chosen)} draft={sum(self._chosen)}"
+
+    last: Final = None
+    reason: Final = "scheduler"
+
+    def plain_seconds(self, num_requests: int) -> float:
+        """The scheduler measures it."""
+        return float("nan")
 
     @property
     def token_price(self) -> float:

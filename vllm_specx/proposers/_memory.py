@@ -18,7 +18,7 @@ def make_keeper(options: SpecxConfig, vllm_config: Any) -> MemoryKeeper | None:
         ConfigError: the folder cannot be used, or the engine has no tokenizer.
 
     """
-    if not options.memory_path or not _is_output_rank(vllm_config.parallel_config):
+    if not options.memory_path or not is_output_rank(vllm_config.parallel_config):
         return None
     path = path_of_engine(options.memory_path, vllm_config.parallel_config.data_parallel_index)
     fingerprint = vocabulary.fingerprint_of_model(vllm_config.model_config)
@@ -30,7 +30,8 @@ def path_of_engine(path: str, data_parallel_index: int) -> str:
     return f"{path}.dp{data_parallel_index}" if data_parallel_index else path
 
 
-def _is_output_rank(parallel: Any) -> bool:
+def is_output_rank(parallel: Any) -> bool:
+    """Whether this is the worker whose drafts are used."""
     # The executors' own rule: the first rank of the last pipeline stage.
     last_stage = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
     return parallel.rank == parallel.world_size - last_stage

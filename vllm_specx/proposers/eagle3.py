@@ -20,3 +20,6 @@ class AdaptiveEagle3Proposer(HybridProposer):
 
     def _make_drafter(self) -> Any:
         return NoText()
+
+    def _state(self) -> dict[str, float]:
+        return {"specx_drafting_faults": self.faults}

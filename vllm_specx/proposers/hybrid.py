@@ -95,6 +95,9 @@ class HybridProposer(SuffixTreeProposer):
         self._head.clear()
         self._depth.clear()
 
+    def _kind_of(self, row: int, request_id: str) -> str:
+        return "eagle3" if row in self._by_head else self.kind
+
     def _learn(self, step: Step, context: Any, sampled: Sequence[Sequence[int]]) -> None:
         self._num_prefill = step.num_prefill_tokens
         if step.seconds is not None:  # of which the costs are to know verification alone

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from drafters import LookaheadDrafter
 from vllm_specx.config import SpecxConfig
-from vllm_specx.proposers._base import DrafterProposer, RunsOnV2
+from vllm_specx.proposers._base import DrafterProposer, Offered, RunsOnV2
 from vllm_specx.tuner import Step
 
 
@@ -22,6 +22,7 @@ class LookaheadProposer(RunsOnV2, DrafterProposer):
 
     """
 
+    kind = "lookahead"
     wants_target_token_ids = True
 
     def _make_drafter(self) -> Any:
@@ -45,7 +46,7 @@ def make_lookahead(options: SpecxConfig, max_n: int) -> LookaheadDrafter:
 
 
 def tell_choices(
-    drafter: Any, context: Any, sampled: Sequence[Sequence[int]], offered: dict[str, int]
+    drafter: Any, context: Any, sampled: Sequence[Sequence[int]], offered: Mapping[str, Offered]
 ) -> None:
     """Hand each request's drafter what the target chose at the positions of its draft.
 
@@ -53,7 +54,7 @@ def tell_choices(
         drafter: has `verified`.
         context: ProposerContext of the step.
         sampled: tokens that each row has just committed.
-        offered: tokens that were drafted for the step, by request.
+        offered: drafts of the step, by request.
 
     """
     counts = context.num_draft_tokens
@@ -63,6 +64,6 @@ def tell_choices(
     at = 0
     for request_id, count, new in zip(context.req_ids, counts, sampled, strict=True):
         # vLLM pads a request that comes from the prefix cache with drafts of -1: these are not ours.
-        if new and 0 < count <= offered.get(request_id, 0):
+        if new and count and request_id in offered and count <= len(offered[request_id].reach):
             drafter.verified(request_id, choices[at : at + count + 1])
         at += count + 1

@@ -36,6 +36,8 @@ class MedusaProposer(DrafterProposer):
 
     """
 
+    kind = "medusa"
+
     def __init__(self, vllm_config: Any) -> None:
         super().__init__(vllm_config)
         assert isinstance(self._policy, MeasuredCosts)  # a stated cost has no effect here, and is refused

@@ -23,6 +23,8 @@ class SuffixTreeProposer(RunsOnV2, DrafterProposer):
 
     """
 
+    kind = "suffix_tree"
+
     def __init__(self, vllm_config: Any) -> None:
         self._keeper = None
         super().__init__(vllm_config)
@@ -72,6 +74,20 @@ class SuffixTreeProposer(RunsOnV2, DrafterProposer):
     def wants_target_token_ids(self) -> bool:
         """Whether the target's own choices are of use (see ProposerContext)."""
         return "lookahead" in self._options.drafters
+
+    def _state(self) -> dict[str, float]:
+        memory = self._text.memory
+        return super()._state() | {
+            "specx_memory_bytes": self._text.num_bytes,
+            "specx_memory_answers": memory.num_documents,
+            "specx_memory_evictions": memory.num_evicted,
+            "specx_memory_hits": self._text.num_hits,
+        }
+
+    def _kind_of(self, row: int, request_id: str) -> str:
+        if isinstance(self.drafter, FallbackDrafter) and self.drafter.is_second(request_id):
+            return "lookahead"
+        return self.kind
 
     def _make_drafter(self) -> Any:
         options = self._options

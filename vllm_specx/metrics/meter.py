@@ -1,0 +1,122 @@
+"""Counts what a proposer does, on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from vllm_specx.metrics.layout import DRAFTERS, LENGTHS, NUM_VALUES, OFFSETS, POSITIONS, REACH_BINS, REASONS
+from vllm_specx.tuner import Decision, Step
+
+_LENGTHS: Final = np.array(LENGTHS)
+_REASON: Final = {reason: i for i, reason in enumerate(REASONS)}
+_DRAFTER: Final = {drafter: i for i, drafter in enumerate(DRAFTERS)}
+
+
+class DraftMeter:
+    """Turns steps into numbers of the layout.
+
+    Args:
+        page: see `page.new_page`.
+
+    """
+
+    def __init__(self, page: NDArray[np.float64]) -> None:
+        """Start from a page of zeros."""
+        self._page = page
+        self._views = {name: page[at:] for name, at in OFFSETS.items()}
+
+    def chosen(self, lengths: Sequence[int], decision: Decision | None, reason: str, seconds: float) -> None:
+        """Count a choice.
+
+        Args:
+            lengths: of the drafts that are offered, by request.
+            decision: of the tuner, if it decided.
+            reason: why these lengths.
+            seconds: that drafting took.
+
+        """
+        views = self._views
+        array = np.asarray(lengths, dtype=np.int64)
+        if len(array):
+            views["specx_draft_length"][: len(LENGTHS) + 1] += np.bincount(
+                np.searchsorted(_LENGTHS, array), minlength=len(LENGTHS) + 1
+            )
+            views["specx_draft_length"][len(LENGTHS) + 1] += array.sum()
+            views["specx_steps"][_REASON.get(reason, 0)] += 1
+            views["specx_steps_without_draft"][0] += not array.any()
+        views["specx_draft_seconds"][0] += seconds
+        if decision is not None:
+            views["specx_estimated_speedup"][0] = decision.speedup
+            views["specx_alpha"][0] = decision.alpha
+
+    def verified(self, drafts: Sequence[tuple[str, NDArray[np.float64], int]]) -> None:
+        """Count what became of drafts.
+
+        Args:
+            drafts: of each, its drafter, the reach of its verified tokens, float64 (n,) with n above 0, and how many
+                were accepted.
+
+        """
+        if not drafts:
+            return
+        views = self._views
+        sizes = np.array([len(reach) for _, reach, _ in drafts])
+        accepted = np.array([num for _, _, num in drafts])
+        reach = np.concatenate([reach for _, reach, _ in drafts])
+        place = np.arange(len(reach)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        held = place < np.repeat(accepted, sizes)
+        position = np.minimum(place, POSITIONS)
+        bins = np.minimum((reach * REACH_BINS).astype(np.int64), REACH_BINS - 1)
+        for name, index, weights, size in (
+            ("specx_draft_tokens", position, None, POSITIONS + 1),
+            ("specx_accepted_tokens", position, held, POSITIONS + 1),
+            ("specx_reach_tokens", bins, None, REACH_BINS),
+            ("specx_reach_promised_tokens", bins, reach, REACH_BINS),
+            ("specx_reach_accepted_tokens", bins, held, REACH_BINS),
+        ):
+            views[name][:size] += np.bincount(index, weights, minlength=size)
+        for drafter, _, num in drafts:
+            views["specx_drafts"][_DRAFTER[drafter]] += 1
+            views["specx_drafter_accepted_tokens"][_DRAFTER[drafter]] += num
+
+    def stepped(self, step: Step, plain: float) -> None:
+        """Count a decode step without prompts whose time is known.
+
+        Args:
+            step: what it did.
+            plain: seconds of a step of as many requests without drafts, by the tuner's costs.
+
+        """
+        if step.seconds is None or step.num_prefill_tokens or not step.num_requests:
+            return
+        if not (0.0 < step.seconds < 60.0 and 0.0 < plain < 60.0):
+            return
+        views = self._views
+        views["specx_tokens"][0] += step.num_tokens
+        views["specx_step_seconds"][0] += step.seconds
+        views["specx_plain_step_seconds"][0] += plain
+        views["specx_plain_seconds"][0] += plain * step.num_tokens / step.num_requests
+
+    def state(self, numbers: Mapping[str, float]) -> None:
+        """Set metrics of one number."""
+        for name, number in numbers.items():
+            self._views[name][0] = number
+
+
+def no_meter() -> DraftMeter:
+    """Of a worker whose drafts are not used: nobody reads it."""
+    return DraftMeter(np.zeros(NUM_VALUES))
+
+
+def meter_of(vllm_config: Any) -> DraftMeter:
+    """The meter of the worker whose drafts are used."""
+    from vllm_specx.metrics.page import new_page
+
+    parallel = vllm_config.parallel_config
+    return DraftMeter(
+        new_page(str(vllm_config.instance_id), int(getattr(parallel, "data_parallel_index", 0)))
+    )
