@@ -57,11 +57,17 @@ class MedusaHeads(nn.Module):
         x = hidden.expand(n, -1, -1)
         for layer, (weight, bias) in enumerate(zip(self.weight, self.bias, strict=True)):
             read = x
-            if layer == 0 and self.config.token_input:
-                assert embeds is not None
-                read = torch.cat([x, embeds.expand(n, -1, -1)], dim=-1)
+            if layer == 0:
+                read = self.first_input(hidden, embeds).expand(n, -1, -1)
             x = x + functional.silu(torch.baddbmm(bias[:n], read, weight[:n]))
         return x
+
+    def first_input(self, hidden: torch.Tensor, embeds: torch.Tensor | None) -> torch.Tensor:
+        """What the first block reads: (rows, in)."""
+        if not self.config.token_input:
+            return hidden
+        assert embeds is not None
+        return torch.cat([hidden, embeds], dim=-1)
 
     def logits(self, states: torch.Tensor, shared: torch.Tensor | None) -> torch.Tensor:
         """Return (n, rows, draft_vocab) of `states`; shared: (draft_vocab, hidden), unless the heads have their own."""

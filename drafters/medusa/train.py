@@ -17,6 +17,8 @@ from drafters.recordings import Conversation
 from drafters.target import Target
 from drafters.training import LoopConfig, State, Tell, draft_vocabulary
 
+_NUM_SCALED = 64  # conversations that scales are taken from
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig(LoopConfig):
@@ -27,12 +29,34 @@ class TrainConfig(LoopConfig):
     token_input: bool
 
 
+class TrainedHeads(MedusaHeads):
+    """Heads while they are trained: what their first blocks read comes with every dimension at the same scale.
+
+    (A few dimensions of a Llama's states are many times the others.)
+    """
+
+    def __init__(self, config: MedusaConfig) -> None:
+        super().__init__(config)
+        self.register_buffer("scale", torch.ones(self.weight[0].shape[1]))
+
+    def first_input(self, hidden: torch.Tensor, embeds: torch.Tensor | None) -> torch.Tensor:
+        return super().first_input(hidden, embeds) / self.scale
+
+    def folded(self) -> MedusaHeads:
+        """The same heads, with the scale in their weights."""
+        heads = MedusaHeads(self.config)
+        values = {name: value.clone() for name, value in self.state_dict().items() if name != "scale"}
+        values["weight.0"] /= self.scale[:, None]
+        heads.load_state_dict(values)
+        return heads
+
+
 def start(target: Target, conversations: Sequence[Conversation], config: TrainConfig) -> State:
     """New heads, which say what the target says of the next token; the vocabulary is the one of the answers."""
     torch.manual_seed(config.seed)
     vocab_size = target.config["vocab_size"]
     ids = draft_vocabulary(conversations, config.draft_vocab_size, vocab_size)
-    heads = MedusaHeads(
+    heads = TrainedHeads(
         MedusaConfig(
             hidden_size=target.config["hidden_size"],
             vocab_size=vocab_size,
@@ -42,14 +66,18 @@ def start(target: Target, conversations: Sequence[Conversation], config: TrainCo
             token_input=config.token_input,
         )
     )
+    said = torch.cat([c.finals[1:-1] for c in conversations[:_NUM_SCALED]]).float()
+    tokens = torch.cat([torch.from_numpy(c.token_ids[2:]) for c in conversations[:_NUM_SCALED]]).long()
+    read = heads.first_input(said, functional.embedding(tokens, target.embeddings.float()))
+    heads.scale.copy_(read.square().mean(0).sqrt().clamp_min(1e-3))
     return State(heads, _optimizers(heads, config), ids)
 
 
 def load(folder: Path, config: TrainConfig, tell: Callable[[str], None]) -> State | None:
     """See `drafters.training.load`."""
 
-    def make_head(saved: Mapping[str, Any]) -> MedusaHeads:
-        return MedusaHeads(MedusaConfig(**saved))
+    def make_head(saved: Mapping[str, Any]) -> TrainedHeads:
+        return TrainedHeads(MedusaConfig(**saved))
 
     return training.load(folder, config, make_head, lambda heads: _optimizers(heads, config), tell)
 

@@ -172,6 +172,10 @@ class Engine:
                 scheduler_config=SimpleNamespace(max_num_batched_tokens=2048, async_scheduling=False),
                 use_v2_model_runner=False,
                 model_config=SimpleNamespace(get_vocab_size=lambda: 100),
+                parallel_config=SimpleNamespace(
+                    tensor_parallel_size=1, prefill_context_parallel_size=1, rank=0, world_size=1
+                ),
+                instance_id="test",
                 additional_config={"specx": {"alpha": 0.0, "shared": False}},
             )
         )

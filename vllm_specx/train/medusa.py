@@ -68,4 +68,4 @@ class _Trainer:
 
         config = target.config
         sizes = {name: config[name] for name in ("hidden_size", "vocab_size", "num_hidden_layers")}
-        export(state.head, state.ids, out, {"target": sizes})
+        export(state.head.folded(), state.ids, out, {"target": sizes})
