@@ -87,11 +87,12 @@ class Server:
         return str(answer["choices"][0]["text"])
 
     def metrics(self) -> dict[str, float]:
-        """vLLM's counters of tokens and drafts."""
+        """vLLM's counters of tokens and drafts, and ours; sums over all labels."""
         with urllib.request.urlopen(self.url + "/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
-        return {
-            line.partition("{")[0]: float(line.rpartition(" ")[2])
-            for line in lines
-            if line.startswith(("vllm:spec_decode_num", "vllm:generation_tokens_total"))
-        }
+        sums: dict[str, float] = {}
+        for line in lines:
+            if line.startswith(("vllm:spec_decode_num", "vllm:generation_tokens_total", "specx_")):
+                name = line.partition("{")[0]
+                sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
+        return sums

@@ -38,7 +38,14 @@ def test_served_answers_equal_plain_decoding(server, model_dir):
     expected = plain.generate([prompt], SamplingParams(temperature=0, max_tokens=48), use_tqdm=False)
     assert answer == expected[0].outputs[0].text
     metrics = server.metrics()
-    assert metrics["vllm:spec_decode_num_accepted_tokens_total"] > 16
+    accepted_tokens = metrics["vllm:spec_decode_num_accepted_tokens_total"]
+    assert accepted_tokens > 16
+    # What the worker counts, in a process of its own, is served beside it.
+    assert metrics["specx_accepted_tokens_total"] == accepted_tokens
+    assert metrics["specx_draft_tokens_total"] == metrics["vllm:spec_decode_num_draft_tokens_total"]
+    assert metrics["specx_drafts_total"] == metrics["vllm:spec_decode_num_drafts_total"]
+    assert metrics["specx_drafting_faults_total"] == 0
+    assert 0 < metrics["specx_draft_seconds_total"] < metrics["specx_step_seconds_total"]
 
 
 LIST = "Write the numbers from one to twenty in words, separated by commas, twice:\n"

@@ -12,6 +12,7 @@ from vllm_specx.cli import (
     regret,
     replay,
     report,
+    top,
     train,
     version,
     warm,
@@ -35,6 +36,7 @@ app.command("recommend")(recommend.recommend)
 app.command("regret")(regret.regret)
 app.command("replay")(replay.replay)
 app.command("report")(report.report)
+app.command("top")(top.top)
 app.add_typer(train.app, name="train")
 app.command("warm")(warm.warm)
 app.command("version")(version.version)

@@ -161,7 +161,7 @@ class DrafterProposer(ABC):
         step = self._meter.measure(context, sampled)
         self._learn(step, context, sampled)
         rows = self._requests.sync(context, sampled, num_tokens, token_ids)
-        self._count(step, rows, sampled, context)
+        self._count(step, sampled, context)
         request_ids = [context.req_ids[row] for row in rows]
         limits = [
             self._limit(context, request_id, int(num_tokens[row]))
@@ -192,7 +192,7 @@ class DrafterProposer(ABC):
         self.metrics.chosen(list(map(len, chosen)), self._policy.last, reason, time.perf_counter() - start)
         return result
 
-    def _count(self, step: Step, rows: Sequence[int], sampled: Sequence[Sequence[int]], context: Any) -> None:
+    def _count(self, step: Step, sampled: Sequence[Sequence[int]], context: Any) -> None:
         """Count what the step made of the last drafts."""
         self.metrics.stepped(step, self._policy.plain_seconds(step.num_requests))
         self._num_steps += 1
@@ -202,13 +202,13 @@ class DrafterProposer(ABC):
         if verified is None:
             return
         outcomes = []
-        for row in rows:
+        for request_id, count, tokens in zip(context.req_ids, verified, sampled, strict=True):
             # vLLM pads a request that comes from the prefix cache with drafts of -1: only ours count.
-            offered = self._offered.get(context.req_ids[row])
-            num_draft = 0 if offered is None else min(len(offered.reach), verified[row])
-            if offered is None or num_draft == 0:
+            offered = self._offered.get(request_id)
+            num_draft = 0 if offered is None else min(len(offered.reach), count)
+            if offered is None or num_draft == 0 or not tokens:
                 continue
-            num_accepted = min(num_draft, len(sampled[row]) - 1)
+            num_accepted = min(num_draft, len(tokens) - 1)
             outcomes.append((offered.kind, offered.reach[:num_draft], num_accepted))
             self.num_draft_tokens += num_draft
             self.num_accepted_tokens += num_accepted
@@ -230,7 +230,7 @@ class DrafterProposer(ABC):
         """Most draft tokens of a request; of these and the bonus token, none may lie beyond max_model_len."""
         if not self._is_enabled:
             return 0
-        by_itself = self._requests.max_draft(request_id, context.requests[request_id])
+        by_itself = self._requests.max_draft(request_id)
         return max(0, min(context.num_spec_tokens, context.max_model_len - num_tokens - 1, by_itself))
 
     def _draft(

@@ -7,7 +7,7 @@ happened in between.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -16,6 +16,8 @@ from vllm_specx.config import MAX_SPECULATIVE_TOKENS
 from vllm_specx.memory.namespaces import namespace_of
 from vllm_specx.request_options import RequestOptionError, RequestOptions
 
+_NO_LIMIT: Final = 1 << 62
+
 
 @dataclass(slots=True)
 class _Known:
@@ -23,6 +25,8 @@ class _Known:
     num_tokens: int  # read from the token buffer so far
     num_output: int  # of these, passed on as output
     max_n: int  # most draft tokens that the request wants
+    max_tokens: int  # of its output
+    stops: frozenset[int]  # tokens that end it
     ended: bool = False  # a stop token or max_tokens was reached: the rest is not part of the answer
 
 
@@ -72,20 +76,18 @@ class RequestTracker:
             if known is None or known.ended:
                 continue
             known.num_tokens = num
-            answer = self._answer(fresh, known, request.sampling_params)
+            answer = self._answer(fresh, known)
             known.num_output += len(answer)
             self._drafter.observe(request_id, answer)
             if not known.ended:
                 rows.append(row)
         return rows
 
-    def max_draft(self, request_id: str, request: Any) -> int:
+    def max_draft(self, request_id: str) -> int:
         """Return how many draft tokens the request may have by its own parameters; at most 0: none."""
-        known, params = self._known[request_id], request.sampling_params
-        if params is None or params.max_tokens is None:
-            return known.max_n
+        known = self._known[request_id]
         # A draft of n yields n+1 tokens, the bonus included: leave room for it.
-        return min(known.max_n, params.max_tokens - known.num_output - 1)
+        return min(known.max_n, known.max_tokens - known.num_output - 1)
 
     def clear(self) -> None:
         """End every request for the drafter. One that goes on is read anew, and shares nothing from then on."""
@@ -116,11 +118,16 @@ class RequestTracker:
         # The salt of a request whose arrival went unnoticed is not known: it must share nothing.
         namespace = None if new is None else namespace_of(new.cache_salt, request.lora_request)
         self._drafter.start(request_id, token_ids[: request.num_prompt_tokens], namespace=namespace)
+        params = request.sampling_params
+        limit = None if params is None else params.max_tokens
+        ends = () if params is None else (params.eos_token_id, *(params.stop_token_ids or ()))
         known = self._known[request_id] = _Known(
             namespace,
             num_tokens=request.num_prompt_tokens,
             num_output=0,
-            max_n=self._max_n(request.sampling_params),
+            max_n=self._max_n(params),
+            max_tokens=_NO_LIMIT if limit is None else limit,
+            stops=frozenset(token for token in ends if token is not None),
         )
         return known
 
@@ -133,17 +140,14 @@ class RequestTracker:
         return MAX_SPECULATIVE_TOKENS if options.max_n is None else options.max_n
 
     @staticmethod
-    def _answer(token_ids: list[int], known: _Known, params: Any) -> list[int]:
+    def _answer(token_ids: list[int], known: _Known) -> list[int]:
         """Cut what the scheduler will not keep: beyond max_tokens and after a stop token (its rule)."""
-        if params is None:
-            return token_ids
-        if params.max_tokens is not None and known.num_output + len(token_ids) >= params.max_tokens:
-            token_ids = token_ids[: params.max_tokens - known.num_output]
+        if known.num_output + len(token_ids) >= known.max_tokens:
+            token_ids = token_ids[: known.max_tokens - known.num_output]
             known.ended = True
-        for i, token_id in enumerate(token_ids):
-            if token_id == params.eos_token_id or token_id in (params.stop_token_ids or ()):
-                known.ended = True
-                return token_ids[: i + 1]
+        if not known.stops.isdisjoint(token_ids):
+            known.ended = True
+            return token_ids[: 1 + next(i for i, token in enumerate(token_ids) if token in known.stops)]
         return token_ids
 
     def _drop(self, request_id: str) -> None:

@@ -1,0 +1,63 @@
+"""Every option, metric, recipe and command is documented, and what is documented exists."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+import yaml
+
+from vllm_specx.cli.main import app
+from vllm_specx.config import SpecxConfig
+from vllm_specx.metrics.layout import FAMILIES, OFFSETS
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path.name: path.read_text() for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]}
+EVERYTHING = "\n".join(PAGES.values())
+_SUFFIXES = ("_total", "_sum", "_count", "_bucket")
+
+
+def scraped_names() -> set[str]:
+    suffixes = {"counter": ("_total",), "gauge": ("",), "histogram": ("", "_sum", "_count", "_bucket")}
+    return {family.name + suffix for family in FAMILIES for suffix in suffixes[family.kind]}
+
+
+@pytest.mark.parametrize("option", [f.name for f in fields(SpecxConfig)])
+def test_every_option(option: str) -> None:
+    assert re.search(rf"`(specx\.)?{option}`|\"{option}\"", EVERYTHING), option
+
+
+@pytest.mark.parametrize("recipe", sorted(path.stem for path in (ROOT / "recipes").glob("*.yaml")))
+def test_every_recipe(recipe: str) -> None:
+    assert re.search(rf"\b{recipe}\b", EVERYTHING), recipe
+
+
+@pytest.mark.parametrize("command", [c.name for c in app.registered_commands if c.name != "version"])
+def test_every_command(command: str) -> None:
+    assert f"specx {command}" in EVERYTHING, command
+
+
+def test_every_metric_and_no_other() -> None:
+    page = PAGES["metrics.md"]
+    for family in FAMILIES:
+        name = family.name + ("_total" if family.kind == "counter" else "")
+        assert (
+            f"| `{name}` | {family.kind} | {f'`{family.label}`' if family.values and family.label != 'le' else ''}"
+            in page
+        )
+    assert set(re.findall(r"specx_\w+", page)) <= scraped_names() | {"specx_max_n"}
+
+
+def test_rules_and_dashboard_know_the_metrics() -> None:
+    rules = yaml.safe_load((ROOT / "docs" / "monitoring" / "rules.yaml").read_text())
+    dashboard = json.loads((ROOT / "docs" / "monitoring" / "dashboard.json").read_text())
+    expressions = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    expressions += [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    used = {name for text in expressions for name in re.findall(r"\bspecx_\w+", text)}
+    assert used <= scraped_names()
+    shown = {re.sub(r"_(total|sum|count|bucket)$", "", name) for name in used}
+    assert shown >= OFFSETS.keys() - {"specx_tokens", "specx_drafts", "specx_reach_tokens"}
+    assert all(text.count("(") == text.count(")") for text in expressions)

@@ -1,0 +1,1 @@
+"""`specx top`: what a running server's speculation does, live."""
