@@ -23,6 +23,7 @@ OPTIONS = {
     "--held-out": 4,
     "--answer-tokens": 16,
     "--slots": 12,
+    "--dtype": "float32",  # bf16 is slow on a CPU without instructions for it
     "--steps": 30,
     "--batch": 4,
     "--draft-vocab": 256,
