@@ -49,6 +49,24 @@ class Drafter(Protocol):
         """End a request, finished or aborted; what it wrote may enter shared memory."""
 
 
+def checked_limits(request_ids: Sequence[RequestId], max_n: int | ArrayLike, most: int) -> NDArray[np.int64]:
+    """Return the longest draft of each request, none above `most`, shape (requests,).
+
+    Raises:
+        ValueError: a negative max_n or one whose entries are not one per request, or a repeated request id.
+
+    """
+    limits, shape = np.asarray(max_n, dtype=np.int64), (len(request_ids),)
+    if limits.shape not in ((), shape):
+        raise ValueError(f"max_n must be one number or one per request ({shape[0]}), got {limits.shape}")
+    limits = np.minimum(np.broadcast_to(limits, shape), most)
+    if limits.min(initial=0) < 0:
+        raise ValueError(f"max_n must not be negative, got {limits.min()}")
+    if len(set(request_ids)) != len(request_ids):
+        raise ValueError("a request id is repeated")
+    return np.ascontiguousarray(limits)
+
+
 def made_drafts(
     rows: NDArray[np.int64],
     length: NDArray[np.int64],

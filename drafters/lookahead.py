@@ -18,7 +18,7 @@ from drafters._lookahead_prior import WEIGHTS
 from drafters._namespaces import COMMON, check_name
 from drafters._tokens import Pending, as_token_ids
 from drafters.calibration import Calibration
-from drafters.contract import Draft, RequestId, made_drafts
+from drafters.contract import Draft, RequestId, checked_limits, made_drafts
 
 MAX_WINDOW: Final = 128
 MAX_NGRAM: Final = 16
@@ -169,20 +169,13 @@ class LookaheadDrafter:
 
         """
         rows = np.fromiter((self._slot(r) for r in request_ids), dtype=np.int64, count=len(request_ids))
-        limits = np.asarray(max_n, dtype=np.int64)
-        if limits.shape not in ((), rows.shape):
-            raise ValueError(f"max_n must be one number or one per request ({len(rows)}), got {limits.shape}")
-        limits = np.minimum(np.broadcast_to(limits, rows.shape), self.max_n)
+        limits = checked_limits(request_ids, max_n, self.max_n)
         if rows.size == 0:
             return []
-        if limits.min() < 0:
-            raise ValueError(f"max_n must not be negative, got {limits.min()}")
-        if len(set(request_ids)) != len(request_ids):
-            raise ValueError("a request id is repeated")
         self._flush()
         kernels._propose_batch(
             rows,
-            np.ascontiguousarray(limits),
+            limits,
             self._pools,
             self._tail,
             self._tail_length,

@@ -24,7 +24,7 @@ from drafters._prior import WEIGHTS
 from drafters._slots import Slots
 from drafters._tokens import Pending, as_token_ids
 from drafters.calibration import Calibration
-from drafters.contract import Draft, RequestId, made_drafts
+from drafters.contract import Draft, RequestId, checked_limits, made_drafts
 from drafters.memory import SharedMemory
 from drafters.memory_file import Snapshot
 
@@ -141,19 +141,12 @@ class SuffixTreeDrafter:
         rows = np.fromiter(
             (self._request(r).slot for r in request_ids), dtype=np.int64, count=len(request_ids)
         )
-        limits = np.asarray(max_n, dtype=np.int64)
-        if limits.shape not in ((), rows.shape):
-            raise ValueError(f"max_n must be one number or one per request ({len(rows)}), got {limits.shape}")
-        limits = np.minimum(np.broadcast_to(limits, rows.shape), self.max_n)
+        limits = checked_limits(request_ids, max_n, self.max_n)
         if rows.size == 0:
             return []
-        if limits.min() < 0:
-            raise ValueError(f"max_n must not be negative, got {limits.min()}")
-        if len(set(request_ids)) != len(request_ids):
-            raise ValueError("a request id is repeated")
         self._flush()
         self.memory.expire(sources=self._slots.source)
-        self._run(rows, np.ascontiguousarray(limits))
+        self._run(rows, limits)
         self.num_hits += int(np.count_nonzero(self._slots.source[rows] >= 0))
         return made_drafts(rows, self._slots.length, self._slots.token_ids, self._slots.reach)
 

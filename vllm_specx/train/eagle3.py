@@ -2,64 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from drafters.recordings import Conversation, Recordings
 from vllm_specx.bench.runner import Tell
-from vllm_specx.train.run import train_head
+from vllm_specx.train.run import Trainer, train_head
 from vllm_specx.train.settings import Eagle3Settings
 
 if TYPE_CHECKING:
     from drafters.training import State
-    from drafters.training import Tell as TellStep
 
 
 def train_eagle3(settings: Eagle3Settings, origin: Mapping[str, Any], tell: Tell) -> dict[str, Any]:
     """Train an EAGLE-3 head; see `train_head`."""
-    return train_head(settings, _Trainer(settings), origin, tell)
+    from drafters.eagle3 import train
+
+    return train_head(settings, _Trainer(train, settings, unroll=settings.unroll), origin, tell)
 
 
-class _Trainer:
+class _Trainer(Trainer):
     """See `Trainer`."""
-
-    def __init__(self, settings: Eagle3Settings) -> None:
-        from drafters.eagle3.train import TrainConfig
-
-        self._config = TrainConfig(
-            steps=settings.steps,
-            batch=settings.batch,
-            learning_rate=settings.learning_rate,
-            draft_vocab_size=settings.draft_vocab,
-            seed=settings.seed,
-            evaluate_every=settings.evaluate_every,
-            checkpoint_every=settings.checkpoint_every,
-            unroll=settings.unroll,
-        )
-
-    def load(self, folder: Path, tell: Callable[[str], None]) -> State | None:
-        from drafters.eagle3 import train
-
-        return train.load(folder, self._config, tell)
 
     def start(self, target: Any, recordings: Recordings, trained: Sequence[Conversation]) -> State:
         from drafters.eagle3 import train
 
-        return train.start(target, recordings.layers, trained, self._config)
-
-    def train(
-        self,
-        state: State,
-        target: Any,
-        trained: Sequence[Conversation],
-        held_out: Sequence[Conversation],
-        folder: Path,
-        told: TellStep,
-    ) -> None:
-        from drafters.eagle3 import train
-
-        train.train(state, target, trained, held_out, self._config, folder, told)
+        return train.start(target, recordings.layers, trained, self.config)
 
     def export(self, state: State, target: Any, out: Path) -> None:
         from drafters.eagle3.export import export

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from drafters.recordings import Conversation, RecordingError, Recordings
 from vllm_specx.bench.errors import BenchError, EngineFailed
@@ -23,14 +24,33 @@ if TYPE_CHECKING:
 _MIN_ANSWER = 3  # shorter answers have nothing to draft
 
 
-class Trainer(Protocol):
-    """What differs from one kind of head to another."""
+class Trainer(ABC):
+    """One kind of head.
+
+    Args:
+        train: its module `train` in drafters, with TrainConfig, load and train.
+        settings: what to train.
+        more: what its TrainConfig has beside the loop's.
+
+    """
+
+    def __init__(self, train: Any, settings: TrainSettings, **more: Any) -> None:
+        self._module = train
+        self.config = train.TrainConfig(
+            steps=settings.steps,
+            batch=settings.batch,
+            learning_rate=settings.learning_rate,
+            draft_vocab_size=settings.draft_vocab,
+            seed=settings.seed,
+            evaluate_every=settings.evaluate_every,
+            checkpoint_every=settings.checkpoint_every,
+            **more,
+        )
 
     def load(self, folder: Path, tell: Callable[[str], None]) -> State | None:
         """The last good checkpoint."""
-
-    def start(self, target: Any, recordings: Recordings, trained: Sequence[Conversation]) -> State:
-        """A new training."""
+        state: State | None = self._module.load(folder, self.config, tell)
+        return state
 
     def train(
         self,
@@ -42,7 +62,13 @@ class Trainer(Protocol):
         told: TellStep,
     ) -> None:
         """Train to the last step."""
+        self._module.train(state, target, trained, held_out, self.config, folder, told)
 
+    @abstractmethod
+    def start(self, target: Any, recordings: Recordings, trained: Sequence[Conversation]) -> State:
+        """A new training."""
+
+    @abstractmethod
     def export(self, state: State, target: Any, out: Path) -> None:
         """Write the head's folder."""
 
