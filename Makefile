@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 BENCH_ARGS ?= --methods none,ngram,suffix,suffix-tree --concurrency 1,8 --repeats 3
 
-.PHONY: help venv install model demo test check format bench arctic lock clean
+.PHONY: help venv install model demo test check docs format bench arctic lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -48,10 +48,18 @@ test: model ## unit and integration tests
 	$(BIN)/pytest tests/unit tests/integration --ignore=tests/integration/heads
 	$(BIN)/pytest tests/integration/heads
 
-check: $(INSTALLED) ## format, lint, types
+# Without mkdocs-material's notice of its end of life. Not with --quiet: that hides warnings from --strict, too.
+docs check: export NO_MKDOCS_2_WARNING = 1
+
+check: $(INSTALLED) ## format, lint, types, links of the docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mkdocs build --strict
+
+docs: $(INSTALLED) ## the documentation site, into build/site; renews docs/cli.md
+	$(BIN)/typer vllm_specx.cli.main utils docs --name specx --title "Command line" --output docs/cli.md
+	$(BIN)/mkdocs build --strict
 
 format: $(INSTALLED) ## format and repair what can be repaired
 	$(BIN)/ruff check --fix .

@@ -16,6 +16,7 @@ from vllm_specx.metrics.layout import FAMILIES, OFFSETS
 
 ROOT = Path(__file__).parents[2]
 PAGES = {path.name: path.read_text() for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]}
+del PAGES["cli.md"]  # generated: it names every command, and explains none; see test_docs_cli.py
 EVERYTHING = "\n".join(PAGES.values())
 _SUFFIXES = ("_total", "_sum", "_count", "_bucket")
 
@@ -61,3 +62,24 @@ def test_rules_and_dashboard_know_the_metrics() -> None:
     shown = {re.sub(r"_(total|sum|count|bucket)$", "", name) for name in used}
     assert shown >= OFFSETS.keys() - {"specx_tokens", "specx_drafts", "specx_reach_tokens"}
     assert all(text.count("(") == text.count(")") for text in expressions)
+
+
+def test_every_page_is_in_the_menu() -> None:
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    sections = [entry for item in nav for entry in item.values()]
+    pages = [page for entry in sections for page in ([entry] if isinstance(entry, str) else entry)]
+    names = [page if isinstance(page, str) else next(iter(page.values())) for page in pages]
+    assert sorted(names) == sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+
+
+def test_the_first_commands_are_those_of_the_readme() -> None:
+    commands = re.findall(r"^\$ (.+)$", PAGES["index.md"], re.MULTILINE)
+    assert len(commands) == 3
+    assert all(command in PAGES["README.md"] for command in commands)
+
+
+@pytest.mark.parametrize("page", ["choosing.md", "how-it-works.md", "index.md", "limits.md"])
+def test_figures_are_those_of_the_results(page: str) -> None:
+    measured = {"README.md", "eagle3.md", "lookahead.md", "medusa.md", "suffix-tree.md", "tuner.md"}
+    known = {figure for name in measured for figure in re.findall(r"\d+\.\d+x", PAGES[name])}
+    assert set(re.findall(r"\d+\.\d+x", PAGES[page])) <= known
