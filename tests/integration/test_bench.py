@@ -33,6 +33,7 @@ def document(model_dir, prompts) -> dict:
     arguments = ["bench", "--model", model_dir, "--prompts", prompts, "--methods", ",".join(METHODS)]
     arguments += ["--concurrency", "1,2", "--repeats", 2, "--warm", "--dtype", "float32"]
     arguments += ["--max-model-len", 256, "--kv-cache-gib", 1, "--json", out]
+    arguments += ["--specx-options", '{"alpha": 0.02}']  # lengths that no clock has a say in
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == 0, result.output
     assert "ratio to none" in result.stdout
@@ -96,11 +97,9 @@ def test_cold_cells_start_empty_and_warm_ones_do_not(document):
         if run["method"] == "suffix-tree"
     }
     for concurrency in (1, 2):
-        # Greedy and deterministic: with the memory cleared, a repeat drafts what the one before it drafted.
-        first, second = (cells[concurrency, repeat, "cold"] for repeat in (0, 1))
-        assert first["num_accepted_tokens"] == second["num_accepted_tokens"]
-        # The warm pass has seen these very answers.
-        assert cells[concurrency, 0, "warm"]["request_steps"] <= first["request_steps"]
+        # The warm pass has seen these very answers; with the memory cleared, the next repeat has not.
+        cold, again = (cells[concurrency, repeat, "cold"]["request_steps"] for repeat in (0, 1))
+        assert cells[concurrency, 0, "warm"]["request_steps"] < min(cold, again)
 
 
 def test_provenance(document):
