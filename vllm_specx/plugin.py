@@ -118,7 +118,8 @@ def complete_config(vllm_config: Any) -> None:
         methods.complete(vllm_config)
     if config.SpecxConfig.from_vllm(vllm_config).memory_path:
         _compat.open_window(SHUTDOWN_SECONDS)
-    if vllm_config.model_config is not None and _has_proposer(vllm_config):
+    is_counted = _has_proposer(vllm_config) or methods.is_wanted(vllm_config)
+    if vllm_config.model_config is not None and is_counted:
         from vllm_specx.metrics.collector import watch
 
         watch(str(vllm_config.instance_id), str(vllm_config.model_config.served_model_name))

@@ -16,6 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm_specx._compat.versions import check_supported
 from vllm_specx.config import ConfigError, SpecxConfig
 from vllm_specx.costs import make_cost_model
+from vllm_specx.metrics.meter import meter_of
 from vllm_specx.request_options import max_n_of
 from vllm_specx.scheduling import methods
 from vllm_specx.scheduling.controller import Controller
@@ -56,6 +57,9 @@ class _Adaptive:
             token_budget=self.max_num_scheduled_tokens,
             max_draft_share=options.max_draft_share,
             is_async=isinstance(self, AsyncScheduler),
+            drafter=str(vllm_config.speculative_config.method),
+            # A proposer of ours counts what it drafts itself.
+            meter=None if methods.is_rectangle(vllm_config) else meter_of(vllm_config),
         )
         # Not None: vLLM does not pad requests from the prefix cache to the longest draft then.
         self.dynamic_sd_lookup = [max_n] * (self.scheduler_config.max_num_seqs + 1)
@@ -126,6 +130,8 @@ class _Adaptive:
             error,
             exc_info=error,
         )
+        if self.controller is not None:
+            self.controller.count_fault()
         self.controller = None
 
 

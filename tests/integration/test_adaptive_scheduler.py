@@ -24,6 +24,8 @@ from vllm.v1.request import RequestStatus
 from vllm.v1.spec_decode.dynamic.utils import build_dynamic_sd_schedule_lookup
 
 from vllm_specx import AdaptiveAsyncScheduler, AdaptiveScheduler
+from vllm_specx.metrics.layout import FAMILIES, OFFSETS
+from vllm_specx.metrics.page import read_pages
 
 NGRAM = {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_min": 2, "prompt_lookup_max": 4}
 ADAPTIVE = {"specx": {"adaptive": True}}
@@ -380,11 +382,17 @@ def tokens_of(llm: Any, prompts: Any) -> list[list[int]]:
     return [list(o.outputs[0].token_ids) for o in llm.generate(prompts, PARAMS, use_tqdm=False)]
 
 
+def served(llm: Any) -> dict[str, float]:
+    """Our metrics of an engine, each the sum over its labels."""
+    numbers = read_pages(str(llm.llm_engine.vllm_config.instance_id))[0]
+    return {f.name: float(numbers[OFFSETS[f.name] :][: f.size].sum()) for f in FAMILIES}
+
+
 def test_same_tokens_as_plain_and_lengths_that_change(
     adaptive: Any, plain: Any, steps: list[tuple[Any, Any]]
 ) -> None:
     assert type(scheduler_of(adaptive)) is AdaptiveScheduler
-    before = counters(adaptive)
+    before, counted = counters(adaptive), served(adaptive)
     prompts = token_prompts(plain)[4:14]
     assert tokens_of(adaptive, prompts) == tokens_of(plain, prompts)
     controller = scheduler_of(adaptive).controller
@@ -405,6 +413,11 @@ def test_same_tokens_as_plain_and_lengths_that_change(
     gained = {name: after[name] - before.get(name, 0) for name in after if "spec_decode" in name}
     assert gained["vllm:spec_decode_num_draft_tokens"] == num_drafts > 0
     assert gained["vllm:spec_decode_num_accepted_tokens"] == num_accepted > 0
+    # Our metrics say the same.
+    counted = {name: number - counted[name] for name, number in served(adaptive).items()}
+    for name in ("num_drafts", "num_draft_tokens", "num_accepted_tokens"):
+        assert counted[f"specx_{name.removeprefix('num_')}"] == gained[f"vllm:spec_decode_{name}"]
+    assert counted["specx_step_seconds"] > counted["specx_draft_seconds"] == 0  # n-grams need no pass
 
 
 @pytest.mark.runs(

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from vllm_specx.metrics.layout import DRAFTERS, LENGTHS, NUM_VALUES, OFFSETS
+from vllm_specx.metrics.meter import DraftMeter
 from vllm_specx.scheduling.controller import Controller
 from vllm_specx.scheduling.methods import Drafting
 from vllm_specx.tuner import CostModel
@@ -118,6 +120,28 @@ def test_it_finds_what_pays(drafting: Drafting) -> None:
     assert np.median(engine.run(2, 0.9, 200, rng)[100:]) >= 6  # nearly free, and nearly all hold
     assert np.mean(engine.run(2, 0.02, 300, rng)[100:]) < 1  # hopeless
     assert np.median(engine.run(2, 0.9, 300, rng)[200:]) >= 6  # back
+
+
+def test_what_vllms_own_drafters_do_is_counted() -> None:
+    page = np.zeros(NUM_VALUES)
+    controller = make(EAGLE, drafter="eagle3", meter=DraftMeter(page))
+    per_pass = 0.002
+    engine = Engine(controller, per_token=0.001, per_pass=per_pass)
+    chosen = engine.run(2, 0.9, 200, np.random.default_rng(1))
+    count = {name: page[at:] for name, at in OFFSETS.items()}
+    judged = chosen[:-1]  # the last are not verified yet
+    assert count["specx_draft_length"][len(LENGTHS) + 1] == 2 * sum(chosen)
+    assert count["specx_draft_tokens"][: max(judged)].sum() == 2 * sum(judged)
+    assert count["specx_drafts"][DRAFTERS.index("eagle3")] == 2 * np.count_nonzero(judged)
+    assert count["specx_drafter_accepted_tokens"][DRAFTERS.index("eagle3")] > 0
+    promised, kept = (
+        count["specx_reach_promised_tokens"][:10].sum(),
+        count["specx_reach_accepted_tokens"][:10].sum(),
+    )
+    assert promised == pytest.approx(kept, rel=0.1)
+    assert count["specx_plain_seconds"][0] > count["specx_step_seconds"][0]  # it gained
+    passes = sum(max(n, 1) for n in chosen)
+    assert count["specx_draft_seconds"][0] == pytest.approx(per_pass * passes, rel=0.5)
 
 
 def test_a_crowd_turns_drafts_off() -> None:

@@ -9,7 +9,7 @@ from zlib import crc32
 LENGTHS: Final = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 POSITIONS: Final = 16  # each by itself; one more for all later ones
 REACH_BINS: Final = 10
-DRAFTERS: Final = ("suffix_tree", "lookahead", "medusa", "eagle3")
+DRAFTERS: Final = ("suffix_tree", "lookahead", "medusa", "eagle3", "eagle", "mtp", "draft_model", "ngram")
 REASONS: Final = ("price", "keep", "probe", "off", "empty", "scheduler", "disabled")
 _POSITION_NAMES: Final = (*map(str, range(1, POSITIONS + 1)), f"{POSITIONS + 1}+")
 _BIN_NAMES: Final = tuple(f"{i / REACH_BINS:.1f}" for i in range(REACH_BINS))

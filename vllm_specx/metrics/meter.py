@@ -48,10 +48,14 @@ class DraftMeter:
             views["specx_draft_length"][len(LENGTHS) + 1] += array.sum()
             views["specx_steps"][_REASON.get(reason, 0)] += 1
             views["specx_steps_without_draft"][0] += not array.any()
-        views["specx_draft_seconds"][0] += seconds
+        self.drafted(seconds)
         if decision is not None:
             views["specx_estimated_speedup"][0] = decision.speedup
             views["specx_alpha"][0] = decision.alpha
+
+    def drafted(self, seconds: float) -> None:
+        """Count time that drafting took."""
+        self._views["specx_draft_seconds"][0] += seconds
 
     def verified(self, drafts: Sequence[tuple[str, NDArray[np.float64], int]]) -> None:
         """Count what became of drafts.
