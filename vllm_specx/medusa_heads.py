@@ -43,10 +43,10 @@ def check(vllm_config: Any) -> None:
                 f"{NAME} needs the whole output matrix in one worker: {size} must be 1, got {found}"
             )
     if vllm_config.model_config is not None:
-        load(vllm_config)
+        load(vllm_config, "meta")
 
 
-def load(vllm_config: Any) -> tuple[Any, Any]:
+def load(vllm_config: Any, device: str = "cpu") -> tuple[Any, Any]:
     """Return the heads and the ids of their vocabulary; see `drafters.medusa.load`.
 
     Raises:
@@ -59,7 +59,7 @@ def load(vllm_config: Any) -> tuple[Any, Any]:
     model_config = vllm_config.model_config
     path = find(SpecxConfig.from_vllm(vllm_config), model_config)
     try:
-        heads, ids = load_heads(path)
+        heads, ids = load_heads(path, device)
     except HeadsError as error:
         raise ConfigError(str(error)) from error
     config, target = heads.config, model_config.hf_text_config

@@ -53,8 +53,12 @@ def export(heads: MedusaHeads, ids: torch.Tensor | None, folder: Path, about: Ma
     write_atomically(folder / "config.json", json.dumps(config, indent=1).encode() + b"\n")
 
 
-def load(path: Path) -> tuple[MedusaHeads, torch.Tensor | None]:
+def load(path: Path, device: str = "cpu") -> tuple[MedusaHeads, torch.Tensor | None]:
     """Read heads from a folder, or from one file of published ones.
+
+    Args:
+        path: the folder or file.
+        device: where weights go; "meta": nowhere, their sizes are read and checked alone.
 
     Returns:
         the heads, and the target's ids of their vocabulary, int64 (draft_vocab,); None: all of them.
@@ -68,7 +72,7 @@ def load(path: Path) -> tuple[MedusaHeads, torch.Tensor | None]:
     files = [path] if path.is_file() else _files(path)
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
-        tensors.update(_read(file))
+        tensors.update(_read(file, device))
     if any(name.startswith("weight.") for name in tensors):
         return _own(tensors, path)
     return _published(tensors, path), None
@@ -81,18 +85,23 @@ def _files(folder: Path) -> list[Path]:
     raise HeadsError(f"Medusa heads {folder}: no *.safetensors, *.pt or *.bin in it")
 
 
-def _read(path: Path) -> dict[str, torch.Tensor]:
+def _read(path: Path, device: str) -> dict[str, torch.Tensor]:
     if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
+        from safetensors import SafetensorError, safe_open
 
         try:
-            found: dict[str, torch.Tensor] = load_file(path)
+            with safe_open(path, "pt") as file:
+                found: dict[str, torch.Tensor] = {
+                    name: torch.empty(file.get_slice(name).get_shape(), device="meta")
+                    if device == "meta" and name != "ids"
+                    else file.get_tensor(name)
+                    for name in file.keys()  # noqa: SIM118 (it is no dictionary)
+                }
         except (OSError, SafetensorError) as error:
             raise HeadsError(f"Medusa heads {path}: damaged: {error}") from error
         return found
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        loaded = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # a pickle that is damaged, or does more than hold tensors
         raise HeadsError(
             f"Medusa heads {path}: not a file of tensors alone ({type(error).__name__}); a pickle that could run code "

@@ -100,6 +100,9 @@ def test_our_format_goes_around(tmp_path: Path) -> None:
     again, again_ids = load(tmp_path)
     assert again.config == heads.config
     assert torch.equal(again_ids, ids)
+    sizes, their_ids = load(tmp_path, "meta")  # what a start-up checks
+    assert (sizes.config, their_ids.tolist()) == (heads.config, ids.tolist())
+    assert all(value.is_meta for value in sizes.parameters())
     for (name, x), y in zip(heads.state_dict().items(), again.state_dict().values(), strict=True):
         assert torch.equal(x, y), name
 
@@ -121,7 +124,7 @@ def test_published_layouts(tmp_path: Path, num_layers: int) -> None:
     for path in (tmp_path / "medusa_lm_head.pt", tmp_path / "folder", tmp_path / "vllm.safetensors"):
         found, ids = load(path)
         assert ids is None
-        assert found.config == heads.config
+        assert found.config == load(path, "meta")[0].config == heads.config
         torch.testing.assert_close(found.logits(found.states(hidden, None, 3), None), wanted)
 
 
@@ -137,8 +140,9 @@ def test_a_malicious_pickle_is_not_run(tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(HeadsError, match="could run code is not loaded"):
         load(path)
     torch.save({"0.0.linear.weight": Malicious()}, path)
-    with pytest.raises(HeadsError, match="could run code is not loaded"):
-        load(path)
+    for device in ("cpu", "meta"):
+        with pytest.raises(HeadsError, match="could run code is not loaded"):
+            load(path, device)
     assert not (tmp_path / "canary").exists()
     pickle.loads(pickle.dumps(Malicious()))
     assert (tmp_path / "canary").exists()
