@@ -27,13 +27,19 @@ def free_port() -> int:
         return int(s.getsockname()[1])
 
 
-def command(model_dir: Path, port: int, options: dict[str, Any]) -> list[str]:
+def arguments(model_dir: Path, options: dict[str, Any]) -> list[str]:
+    """Of `vllm serve`, for our proposer with these options."""
     return [
-        str(Path(sys.executable).with_name("vllm")), "serve", str(model_dir), "--served-model-name", "demo",
-        "--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--enforce-eager",
+        str(model_dir), "--served-model-name", "demo", "--dtype", "float32", "--enforce-eager",
         "--max-model-len", "512", "--max-num-seqs", "4",
         "--speculative-config", json.dumps(SPECULATIVE), "--additional-config", json.dumps({"specx": options}),
     ]  # fmt: skip
+
+
+def command(arguments: list[str], port: int) -> list[str]:
+    """`vllm serve` on a port of this machine."""
+    vllm = str(Path(sys.executable).with_name("vllm"))
+    return [vllm, "serve", *arguments, "--host", "127.0.0.1", "--port", str(port)]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -42,14 +48,14 @@ def environment(**more: str) -> dict[str, str]:
 
 
 class Server:
-    """A server with our proposer; a context in which it is ready."""
+    """`vllm serve` with these arguments; a context in which it is ready."""
 
-    def __init__(self, model_dir: Path, log: Path, options: dict[str, Any], **variables: str) -> None:
+    def __init__(self, arguments: list[str], log: Path, **variables: str) -> None:
         port = free_port()
         self.url, self.log = f"http://127.0.0.1:{port}", log
         with log.open("w") as out:
             self.process = subprocess.Popen(
-                command(model_dir, port, options),
+                command(arguments, port),
                 env=environment(**variables), stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
             )  # fmt: skip
 
@@ -87,12 +93,12 @@ class Server:
         return str(answer["choices"][0]["text"])
 
     def metrics(self) -> dict[str, float]:
-        """vLLM's counters of tokens and drafts, and ours; sums over all labels."""
+        """vLLM's metrics and ours; sums over all labels."""
         with urllib.request.urlopen(self.url + "/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
         sums: dict[str, float] = {}
         for line in lines:
-            if line.startswith(("vllm:spec_decode_num", "vllm:generation_tokens_total", "specx_")):
+            if line.startswith(("vllm:", "specx_")):
                 name = line.partition("{")[0]
                 sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
         return sums

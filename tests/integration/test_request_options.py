@@ -7,7 +7,7 @@ import json
 import pytest
 from engine_prompts import token_prompts
 from engines import N, proposer_of
-from serving import Server
+from serving import Server, arguments
 from vllm import SamplingParams
 
 import vllm_specx
@@ -161,7 +161,7 @@ def server(model_dir, tmp_path_factory):
     """In development mode, which can call the drafter."""
     log = tmp_path_factory.mktemp("serve") / "log"
     options = {"alpha": 0.05, "memory_bytes": 1 << 20}
-    with Server(model_dir, log, options, VLLM_SERVER_DEV_MODE="1") as server:
+    with Server(arguments(model_dir, options), log, VLLM_SERVER_DEV_MODE="1") as server:
         yield server
 
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 from engines import SPECULATIVE, accepted, make_engine, proposer_of
-from serving import START_SECONDS, Server, command, environment, free_port
+from serving import START_SECONDS, Server, arguments, command, environment, free_port
 
 from drafters import memory_file
 from vllm_specx.memory.namespaces import namespace_of
@@ -22,7 +22,7 @@ from vllm_specx.memory.vocabulary import fingerprint_of
 def server(model_dir, tmp_path_factory):
     log = tmp_path_factory.mktemp("serve") / "log"
     options = {"memory_bytes": 8 << 20, "memory_path": str(log.with_name("memory")), "autosave_s": 0.1}
-    with Server(model_dir, log, options) as server:
+    with Server(arguments(model_dir, options), log) as server:
         server.memory = log.with_name("memory")
         yield server
 
@@ -62,9 +62,9 @@ def ask(server: Server, prompt: str, max_tokens: int, **options) -> None:
     server.complete(prompt, max_tokens, ignore_eos=True, **options)
 
 
-def ask_in_vain(*arguments) -> None:
+def ask_in_vain(*request) -> None:
     with contextlib.suppress(OSError, http.client.HTTPException):
-        ask(*arguments)
+        ask(*request)
 
 
 def test_memory_is_saved_while_serving(server, fingerprint):
@@ -112,7 +112,7 @@ def test_memory_is_saved_at_sigterm_and_speeds_up_the_next_engine(server, model_
 
 def test_bad_option_ends_the_start_with_the_reason(model_dir):
     result = subprocess.run(
-        command(model_dir, free_port(), {"memory_byts": 1}),
+        command(arguments(model_dir, {"memory_byts": 1}), free_port()),
         env=environment(), capture_output=True, text=True, timeout=START_SECONDS, check=False,
     )  # fmt: skip
     assert result.returncode != 0
