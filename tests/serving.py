@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -102,3 +103,39 @@ class Server:
                 name = line.partition("{")[0]
                 sums[name] = sums.get(name, 0.0) + float(line.rpartition(" ")[2])
         return sums
+
+
+class Prometheus:
+    """The real one, on a folder with a prometheus.yml; a context in which it is ready."""
+
+    def __init__(self, folder: Path) -> None:
+        port = free_port()
+        self.url, self.log = f"http://127.0.0.1:{port}", folder / "log"
+        command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}"]
+        command += [f"--storage.tsdb.path={folder / 'data'}", f"--web.listen-address=127.0.0.1:{port}"]
+        with self.log.open("w") as out:
+            self.process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
+
+    def __enter__(self) -> Prometheus:
+        for _ in range(120):
+            assert self.process.poll() is None, self.log.read_text()[-4000:]
+            with contextlib.suppress(OSError), urllib.request.urlopen(self.url + "/-/ready", timeout=5):
+                return self
+            time.sleep(0.5)  # polling a process that has no other sign of being ready
+        pytest.fail("Prometheus does not start:\n" + self.log.read_text()[-4000:])
+
+    def __exit__(self, *error: object) -> None:
+        self.process.terminate()
+        self.process.wait(timeout=60)
+
+    def get(self, path: str, **parameters: str) -> Any:
+        """Return the data of an answer."""
+        url = f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            found = json.load(answer)
+        assert found["status"] == "success", found
+        return found["data"]
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """Return what an expression is now, a sample per set of labels."""
+        return list(self.get("query", query=expression)["result"])

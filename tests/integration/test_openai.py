@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,10 +16,13 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, OpenAI
-from serving import Server, environment
+from serving import Prometheus, Server, environment
 
 MODEL = "SmolLM2-135M-Instruct"
-RECIPE = Path(__file__).parents[2] / "recipes" / "cpu-demo.yaml"
+ROOT = Path(__file__).parents[2]
+RECIPE = ROOT / "recipes" / "cpu-demo.yaml"
+MONITORING = ROOT / "docs" / "monitoring"
+PROMETHEUS = shutil.which("prometheus")
 REPEAT = "Repeat this exactly, five times: one red apple, two green pears, three blue plums."
 SCHEMA = {
     "type": "object",
@@ -134,6 +139,39 @@ def test_a_crowd_is_answered_as_each_alone(server: Server, client: OpenAI) -> No
     metrics = server.metrics()
     assert metrics["specx_accepted_tokens_total"] == metrics["vllm:spec_decode_num_accepted_tokens_total"] > 0
     assert metrics["specx_drafting_faults_total"] == 0
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="no prometheus on PATH")
+def test_prometheus_reads_it_and_the_rules_and_the_dashboard_work(
+    server: Server, client: OpenAI, tmp_path: Path
+) -> None:
+    """The 5 and 30 minutes of the rules and panels are 30 seconds here."""
+    for name in ("rules.yaml", "dashboard.json"):
+        text = (MONITORING / name).read_text()
+        (tmp_path / name).write_text(re.sub(r"\[\d+m\]", "[30s]", text))
+    configuration = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": ["rules.yaml"],
+        "scrape_configs": [
+            {"job_name": "vllm", "static_configs": [{"targets": [server.url.removeprefix("http://")]}]}
+        ],
+    }
+    (tmp_path / "prometheus.yml").write_text(json.dumps(configuration))
+    panels = json.loads((tmp_path / "dashboard.json").read_text())["panels"]
+    with Prometheus(tmp_path) as prometheus:
+        for _ in range(60):  # scraped while it works
+            chat(client)
+            if prometheus.query("specx:realised_speedup:ratio_rate5m"):
+                break
+        else:
+            pytest.fail("no speedup after 60 answers:\n" + prometheus.log.read_text()[-2000:])
+        (speedup,) = prometheus.query("specx:realised_speedup:ratio_rate5m")
+        assert 0.2 < float(speedup["value"][1]) < 20
+        assert speedup["metric"]["model_name"] == MODEL
+        for rule in prometheus.get("rules")["groups"][0]["rules"]:
+            assert rule["health"] == "ok", rule
+        for expression in (target["expr"] for panel in panels for target in panel.get("targets", ())):
+            assert prometheus.query(expression.replace("$model", ".*")), expression
 
 
 def test_vllms_own_benchmark_runs_against_it(server: Server, model_dir: Path, tmp_path: Path) -> None:

@@ -47,9 +47,13 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def browse(profile: Path, target: Path, *options: str) -> str:
+    """What Chromium prints; no message of the page's console may be among it."""
     command = [str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+    command += ["--disable-background-networking", "--enable-logging=stderr"]
     command += [f"--user-data-dir={profile}", "--virtual-time-budget=5000", *options, target.as_uri()]
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert "CONSOLE" not in done.stderr
+    return done.stdout
 
 
 @pytest.mark.parametrize("width", [360, 1280])

@@ -97,12 +97,12 @@ def test_outcomes_by_position_reach_and_drafter() -> None:
 
 def test_realised_speedup_is_of_timed_decode_steps() -> None:
     meter = DraftMeter(page.new_page("i", 0))
-    meter.stepped(Step(2, 4, 6, 0.04), 0.03)
-    meter.stepped(Step(2, 4, 6, 0.04, num_prefill_tokens=9), 0.03)
-    meter.stepped(Step(2, 4, 6, None), 0.03)
-    meter.stepped(Step(0, 0, 0, 0.04), 0.03)
-    meter.stepped(Step(2, 4, 6, float("nan")), 0.03)
-    meter.stepped(Step(2, 4, 6, 0.04), float("nan"))
+    meter.stepped(Step(2, 4, 6, 0.04), lambda _: 0.03)
+    meter.stepped(Step(2, 4, 6, 0.04, num_prefill_tokens=9), lambda _: 0.03)
+    meter.stepped(Step(2, 4, 6, None), lambda _: 0.03)
+    meter.stepped(Step(0, 0, 0, 0.04), lambda _: 0.03)
+    meter.stepped(Step(2, 4, 6, float("nan")), lambda _: 0.03)
+    meter.stepped(Step(2, 4, 6, 0.04), lambda _: float("nan"))
     found = scraped()
     assert found["specx_tokens_total"][labels()] == 6
     assert found["specx_step_seconds_total"][labels()] == 0.04

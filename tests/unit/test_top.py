@@ -52,7 +52,7 @@ class Server:
     def step(self) -> None:
         self.meter.chosen([4, 0], Decision(2, 4, 9, 3.0, 9.0, 1.4, 0.2, 0.03, "price"), "price", 0.001)
         self.meter.verified([("suffix_tree", np.array([0.9, 0.8, 0.5, 0.4]), 3)])
-        self.meter.stepped(Step(2, 4, 5, 0.05), 0.03)
+        self.meter.stepped(Step(2, 4, 5, 0.05), lambda _: 0.03)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -87,16 +87,17 @@ class DraftMeter:
             views["specx_drafts"][_DRAFTER[drafter]] += 1
             views["specx_drafter_accepted_tokens"][_DRAFTER[drafter]] += num
 
-    def stepped(self, step: Step, plain: float) -> None:
+    def stepped(self, step: Step, plain_seconds: Callable[[int], float]) -> None:
         """Count a decode step without prompts whose time is known.
 
         Args:
             step: what it did.
-            plain: seconds of a step of as many requests without drafts, by the tuner's costs.
+            plain_seconds: returns seconds of a step of so many requests without drafts, by the tuner's costs.
 
         """
         if step.seconds is None or step.num_prefill_tokens or not step.num_requests:
             return
+        plain = plain_seconds(step.num_requests)
         if not (0.0 < step.seconds < 60.0 and 0.0 < plain < 60.0):
             return
         views = self._views

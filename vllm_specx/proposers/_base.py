@@ -188,13 +188,19 @@ class DrafterProposer(ABC):
                 self._offered[request_id] = Offered(
                     self._kind_of(row, request_id), draft.reach[: len(tokens)]
                 )
-        reason = self._policy.reason if self._is_enabled else "disabled"
-        self.metrics.chosen(list(map(len, chosen)), self._policy.last, reason, time.perf_counter() - start)
+        decision = self._policy.last
+        reason = self._policy.reason if decision is None else decision.reason
+        self.metrics.chosen(
+            list(map(len, chosen)),
+            decision,
+            reason if self._is_enabled else "disabled",
+            time.perf_counter() - start,
+        )
         return result
 
     def _count(self, step: Step, sampled: Sequence[Sequence[int]], context: Any) -> None:
         """Count what the step made of the last drafts."""
-        self.metrics.stepped(step, self._policy.plain_seconds(step.num_requests))
+        self.metrics.stepped(step, self._policy.plain_seconds)
         self._num_steps += 1
         if self._num_steps % _STATE_EVERY == 1:
             self.metrics.state(self._state())

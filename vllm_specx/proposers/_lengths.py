@@ -38,7 +38,7 @@ class Policy(Protocol):
 
     @property
     def reason(self) -> str:
-        """Why the last lengths were chosen, in a word."""
+        """Why the last lengths were chosen, in a word; where the tuner decided, its decision says it."""
 
     @property
     def token_price(self) -> float:
@@ -87,8 +87,8 @@ class MeasuredCosts:
 
     @property
     def reason(self) -> str:
-        """See `Decision`."""
-        return "empty" if self.tuner.last is None else self.tuner.last.reason
+        """There was nothing to choose from yet."""
+        return "empty"
 
     @property
     def token_price(self) -> float:

@@ -101,7 +101,7 @@ class Controller:
         step = outcome.step
         # vLLM runs the drafter's passes, out of our sight: what they take is known as a part of steps only.
         plain, drafting = self.tuner.costs.seconds(step.num_requests, _NOTHING, (0, step.num_passes))
-        meter.stepped(step, float(plain))
+        meter.stepped(step, lambda _: float(plain))
         if step.seconds is not None:
             meter.drafted(float(drafting - plain))
 
