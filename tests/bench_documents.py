@@ -16,6 +16,7 @@ from vllm_specx.bench.provenance import provenance
 from vllm_specx.bench.settings import BenchSettings
 
 PLAIN = 30.0  # tokens per second
+_KEPT = [[20.0] * 10, [20 * (0.05 + i / 10) for i in range(10)], [2.0 * i for i in range(10)]]
 
 
 def bench_document(
@@ -86,5 +87,7 @@ def _run(
         "draft_tokens_per_step": 0.0 if method == BASELINE else float(n),
         "num_preemptions": 0,
         "faults": 0,
+        "lengths_over_time": [0.0] * 8 if method == BASELINE else [0.0, *[float(n)] * 7],
+        "kept": _KEPT if method == "suffix-tree" else None,
         "requests": [{"first_difference": None}, {"first_difference": None if repeat else 9}],
     }

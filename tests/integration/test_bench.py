@@ -102,6 +102,18 @@ def test_cold_cells_start_empty_and_warm_ones_do_not(document):
         assert cells[concurrency, 0, "warm"]["request_steps"] < min(cold, again)
 
 
+def test_the_metrics_page_counts_what_vllm_counts(document):
+    for run in document["runs"]:
+        assert 0 < len(run["lengths_over_time"]) <= 48
+        assert any(run["lengths_over_time"]) == (run["num_draft_tokens"] > 0)
+        if run["method"] != "suffix-tree":
+            assert run["kept"] is None
+            continue
+        tokens, promised, kept = map(sum, run["kept"])
+        assert (tokens, kept) == (run["num_draft_tokens"], run["num_accepted_tokens"])
+        assert 0 <= promised <= tokens
+
+
 def test_provenance(document):
     origin = document["provenance"]
     assert origin["engine"]["dtype"] == "float32"

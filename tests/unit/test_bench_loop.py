@@ -23,6 +23,9 @@ class FakeEngine:
         self.running[request_id] = [0, length]
         self.most = max(self.most, len(self.running))
 
+    def kept(self):
+        return None
+
     def step(self):
         news = []
         for request_id, state in list(self.running.items()):
@@ -78,6 +81,15 @@ def test_measures_by_hand():
     assert numbers["tokens_per_step"] == 4.0
     assert numbers["acceptance"] == 0.75
     assert numbers["draft_tokens_per_step"] == 4.0
+    assert numbers["lengths_over_time"] == [0.0, 4.0, 4.0, 0.0, 4.0, 4.0]
+    assert numbers["kept"] is None
+
+
+def test_what_happens_over_time_is_told_in_parts():
+    numbers = measure(drive(FakeEngine(pace=2), job([400], 1)))
+    assert numbers["num_steps"] > 200
+    assert len(numbers["lengths_over_time"]) == 48
+    assert set(numbers["lengths_over_time"][1:]) == {2.0}
 
 
 def test_pauses_between_turns_are_not_counted():
@@ -141,6 +153,8 @@ def run(method, repeat, tokens_per_s, difference=None, **more):
         "draft_tokens_per_step": 0.0,
         "num_preemptions": 0,
         "faults": 0,
+        "lengths_over_time": [float(repeat)],
+        "kept": None if method == "none" else [[2.0], [1.5], [1.0]],
         "requests": [{"first_difference": difference}, {"first_difference": None}],
     }
     return {**row, **more}
@@ -162,6 +176,9 @@ def test_summary_pairs_within_repeats():
     assert cold["tokens_per_s"] == 55.0
     assert cold["acceptance"] == pytest.approx(0.6)
     assert (cold["identical"], cold["compared"], cold["faults"]) == (3, 4, 2)
+    assert cold["lengths_over_time"] == [0.0]  # of the first repeat
+    assert cold["kept"] == [[4.0], [3.0], [2.0]]
+    assert rows["cold", "none"]["kept"] is None
     assert rows["warm", "ngram"]["ratio"]["values"] == (4.0,)
     assert rows["cold", "none"]["ratio"]["half_width"] == pytest.approx(0.0)
     assert rows["cold", "none"]["acceptance"] is None

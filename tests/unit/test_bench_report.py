@@ -27,6 +27,8 @@ def document(dtype="bfloat16", repeats=2, **more):
             "draft_tokens_per_step": 2.5,
             "num_preemptions": 0,
             "faults": 0,
+            "lengths_over_time": [],
+            "kept": None,
             "requests": [{"first_difference": None}, {"first_difference": difference}],
         }
         for repeat in range(repeats)

@@ -78,6 +78,9 @@ def test_page_says_what_was_measured(bench, tmp_path):
     for cell in ("suffix-tree", "1.52x [1.46, 1.59]", "1.37x [1.32, 1.43]", "46.1", "1.75", "0.75", "5/6"):
         assert cell in cells
     assert "suffix-tree: 1.45x [1.39, 1.51] over plain decoding, geometric mean of 4 cells" in text
+    assert text.count('<svg class="trend"') == 8  # of two methods in four cells
+    assert text.count('<svg class="curve"') == 1
+    assert "<h2>Calibration</h2>" in text
     assert "suffix left out: arctic_inference cannot be imported" in text
     assert {"bench.json", "specx bench --model some/model", "cpu"} <= set(cells)
     assert sorted(os.listdir(tmp_path)) == ["bench.json", "report.html"]
@@ -169,6 +172,15 @@ def changed(**more):
     return {**bench_document({"ngram": 1.2}), **more}
 
 
+def test_older_files_without_lengths_over_time_and_calibration(tmp_path):
+    made = bench_document({"suffix-tree": 1.2})
+    for row in made["summary"]:
+        del row["lengths_over_time"], row["kept"]
+    text = page(read_document(save(made, tmp_path / "bench.json")), "bench.json")
+    assert "Draft lengths over time" not in text
+    assert "Calibration" not in text
+
+
 def edited(edit):
     made = bench_document({"ngram": 1.2})
     edit(made)
@@ -212,6 +224,8 @@ def edited(edit):
         (edited(lambda made: made["summary"][1]["ratio"].update(values=[1, 0, 1])), "has a ratio beyond"),
         (edited(lambda made: made["summary"][1]["ratio"].update(values=[1])), "the same number of repeats"),
         (edited(lambda made: made["summary"][1]["ratio"].update(values=[])), "the same number of repeats"),
+        (edited(lambda made: made["summary"][1].update(kept=[[1], [2]])), "not three rows of one length"),
+        (edited(lambda made: made["summary"][1].update(lengths_over_time=["1"])), "cannot be '1'"),
     ],
     ids=lambda value: value[:30] if isinstance(value, str) else "document",
 )

@@ -1,9 +1,11 @@
 """From one pass over the prompts to its numbers, and from all passes to a summary. Pure."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
+
+import numpy as np
 
 from vllm_specx.bench.loop import CellResult, Trace
 from vllm_specx.bench.methods import BASELINE
@@ -18,6 +20,8 @@ MEASURES = (
     "draft_tokens_per_step",
 )
 
+_PARTS: Final = 48  # of a cell's steps, for what happens over time
+
 
 def measure(result: CellResult) -> dict[str, Any]:
     """Numbers of one pass.
@@ -25,7 +29,8 @@ def measure(result: CellResult) -> dict[str, Any]:
     A request-step is a step that verified or decoded one request; the step that ends a prompt is not one.
     `tokens_per_step` is output tokens per request-step, `draft_tokens_per_step` drafted ones; `acceptance` is
     accepted over drafted, as vLLM's scheduler counts them: tokens accepted past a request's length are among
-    the accepted but not among the output. A value that has no denominator is None.
+    the accepted but not among the output. A value that has no denominator is None. `lengths_over_time` are the means
+    of draft tokens per request in equal parts of the steps; `kept` see `CellResult`.
     """
     traces = [trace for trace in result.traces if trace.token_ids]
     output_tokens = sum(len(trace.token_ids) for trace in traces)
@@ -49,6 +54,8 @@ def measure(result: CellResult) -> dict[str, Any]:
         "tokens_per_step": _share(output_tokens - len(traces), request_steps),
         "acceptance": _share(counters.num_accepted_tokens, counters.num_draft_tokens),
         "draft_tokens_per_step": _share(counters.num_draft_tokens, request_steps),
+        "lengths_over_time": _over_time(result.drafted),
+        "kept": None if result.kept is None else result.kept.tolist(),
     }
 
 
@@ -103,9 +110,25 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 **{
                     name: sum(run[name] for run in repeats.values()) for name in ("num_preemptions", "faults")
                 },
+                "lengths_over_time": repeats[min(repeats)]["lengths_over_time"],
+                "kept": _kept(repeats.values()),
             }
         )
     return summary
+
+
+def _over_time(drafted: Sequence[tuple[int, int]]) -> list[float]:
+    parts = np.array_split(
+        np.array(drafted, dtype=np.int64).reshape(-1, 2), min(_PARTS, max(1, len(drafted)))
+    )
+    return [
+        round(float(tokens / max(1, requests)), 3) for tokens, requests in (part.sum(0) for part in parts)
+    ]
+
+
+def _kept(runs: Iterable[Mapping[str, Any]]) -> list[list[float]] | None:
+    counts = [run["kept"] for run in runs if run["kept"] is not None]
+    return np.sum(counts, axis=0).tolist() if counts else None
 
 
 def _share(part: int, whole: int) -> float | None:

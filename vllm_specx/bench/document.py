@@ -27,7 +27,10 @@ _ROW: Final = {
     **dict.fromkeys(MEASURES, (*_NUMBER, NoneType)),
     "ratio": {"values": [_NUMBER]},
     **dict.fromkeys(("identical", "compared", "num_preemptions", "faults"), int),
+    "lengths_over_time": [_NUMBER],
+    "kept": [[_NUMBER]],
 }
+_NOT_THERE: Final[dict[str, Any]] = {"lengths_over_time": [], "kept": []}  # in older files
 # What readers rely on: a type or several, a mapping with these keys at least, or a list of one shape.
 _SHAPE: Final = {
     "complete": bool,
@@ -63,6 +66,9 @@ def read_document(path: Path) -> dict[str, Any]:
         raise BenchError(f'{wanted}: "format" and "summary" are missing')
     if type(document["format"]) is not int or document["format"] != FORMAT:
         raise BenchError(f"{path}: has format {document['format']!r}, and only {FORMAT} is known")
+    for row in document["summary"] if isinstance(document["summary"], list) else ():
+        if isinstance(row, dict):
+            row |= {name: value for name, value in _NOT_THERE.items() if not row.get(name)}
     try:
         _check(document, _SHAPE, "")
         _check_cells(document)
@@ -151,6 +157,8 @@ def _check_cells(document: Mapping[str, Any]) -> None:
             raise BenchError(f"methods: {method!r} is not an object")
         if method in cells.setdefault(key, {}):
             raise BenchError(f"summary: {where} is there twice")
+        if len(row["kept"]) not in (0, 3) or len({*map(len, row["kept"])}) > 1:
+            raise BenchError(f'summary: {where} has a "kept" that is not three rows of one length')
         if not all(_RATIOS[0] <= value <= _RATIOS[1] for value in values):
             raise BenchError(f"summary: {where} has a ratio beyond {_RATIOS[0]:g} to {_RATIOS[1]:g}")
         cells[key][method] = len(values)

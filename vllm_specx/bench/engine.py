@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from vllm_specx.bench.loop import CellResult, Counters, Job, Run, drive
 from vllm_specx.bench.provenance import relevant
 
@@ -96,6 +99,10 @@ class BenchEngine:
         ]
         self.counters.faults = getattr(self._drafter, "faults", 0)
         return news
+
+    def kept(self) -> NDArray[np.float64] | None:
+        metrics = getattr(self._drafter, "metrics", None)
+        return None if metrics is None else metrics.kept()
 
     def start(self, job: Job) -> None:
         """Make `job` the one that `advance` advances."""

@@ -5,6 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 
 @dataclass(frozen=True)
 class Job:
@@ -40,13 +43,20 @@ class Trace:
 
 @dataclass(frozen=True)
 class CellResult:
-    """What one pass gave. `seconds` is the wall time of its turns, `engine_seconds` the part inside steps."""
+    """What one pass gave. `seconds` is the wall time of its turns, `engine_seconds` the part inside steps.
+
+    `drafted` has, step by step, the draft tokens verified and the requests that got tokens. `kept` is float64
+    (3, 10): draft tokens by tenths of their reach, what that promised, and how many were accepted; None where
+    nobody counts that.
+    """
 
     traces: list[Trace]
     counters: Counters
     num_steps: int
     seconds: float
     engine_seconds: float
+    drafted: list[tuple[int, int]]
+    kept: NDArray[np.float64] | None
 
 
 class Engine(Protocol):
@@ -58,6 +68,10 @@ class Engine(Protocol):
 
     def step(self) -> list[tuple[str, list[int], bool]]:
         """Run one step: (request id, its new tokens, is finished) for each request with news."""
+        ...
+
+    def kept(self) -> NDArray[np.float64] | None:
+        """Return what has become of drafts so far; see `CellResult`."""
         ...
 
 
@@ -72,6 +86,8 @@ class Run:
         self._traces = [Trace() for _ in job.prompts]
         self._by_id: dict[str, Trace] = {}
         self._before = Counters(**vars(engine.counters))
+        self._kept = engine.kept()
+        self._drafted: list[tuple[int, int]] = []
         self._num_submitted = self._num_steps = self._num_tokens = 0
         self._seconds = self._engine_seconds = 0.0
 
@@ -88,8 +104,11 @@ class Run:
         while not self.is_done and (num_tokens is None or self._num_tokens < num_tokens):
             self._fill()
             began = self._clock() - start
+            num_drafted = self._engine.counters.num_draft_tokens
             news = self._engine.step()
             now = self._clock() - start
+            num_drafted = self._engine.counters.num_draft_tokens - num_drafted
+            self._drafted.append((num_drafted, sum(bool(tokens) for _, tokens, _ in news)))
             self._num_steps += 1
             self._engine_seconds += now - began
             for request_id, token_ids, is_finished in news:
@@ -102,7 +121,16 @@ class Run:
     def result(self) -> CellResult:
         after = vars(self._engine.counters)
         counters = Counters(**{name: after[name] - value for name, value in vars(self._before).items()})
-        return CellResult(self._traces, counters, self._num_steps, self._seconds, self._engine_seconds)
+        kept = self._engine.kept()
+        return CellResult(
+            self._traces,
+            counters,
+            self._num_steps,
+            self._seconds,
+            self._engine_seconds,
+            self._drafted,
+            None if kept is None or self._kept is None else kept - self._kept,
+        )
 
     def _fill(self) -> None:
         job = self._job

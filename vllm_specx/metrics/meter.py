@@ -87,6 +87,11 @@ class DraftMeter:
             views["specx_drafts"][_DRAFTER[drafter]] += 1
             views["specx_drafter_accepted_tokens"][_DRAFTER[drafter]] += num
 
+    def kept(self) -> NDArray[np.float64]:
+        """By tenths of reach: tokens verified, what was promised, tokens accepted; float64 (3, 10), a copy."""
+        names = ("specx_reach_tokens", "specx_reach_promised_tokens", "specx_reach_accepted_tokens")
+        return np.stack([self._views[name][:REACH_BINS] for name in names])
+
     def stepped(self, step: Step, plain_seconds: Callable[[int], float]) -> None:
         """Count a decode step without prompts whose time is known.
 

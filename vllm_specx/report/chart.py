@@ -1,6 +1,6 @@
 """The pictures of a page, as SVG that is part of it. Colours are classes: the page's style gives them."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html import escape
 from math import ceil
 from typing import Any, Final
@@ -27,6 +27,42 @@ def bar(ratio: Mapping[str, Any], value: float, top: float) -> str:
     return (
         f'<svg class="bar" role="img" aria-label="{escape(ratio_text({**ratio, "median": value}))}">'
         f"{''.join(marks)}</svg>"
+    )
+
+
+def trend(values: Sequence[float], top: float) -> str:
+    """A line over time, on a scale from 0 to `top`."""
+    last = max(1, len(values) - 1)
+    points = " ".join(f"{100 * i / last:.1f},{28 * (1 - value / top):.1f}" for i, value in enumerate(values))
+    said = f"from {values[0]:g} to {values[-1]:g}, at most {max(values):g}"
+    return (
+        f'<svg class="trend" viewBox="-1 -2 102 32" preserveAspectRatio="none" role="img" aria-label="{said}">'
+        f'<polyline points="{points}"/></svg>'
+    )
+
+
+def calibration(promised: Sequence[float], kept: Sequence[float], title: str) -> str:
+    """Shares kept over shares promised, within 0 and 1; on the dashed line promises hold."""
+    size = _HEIGHT - _TOP - _BOTTOM
+
+    def x(share: float) -> float:
+        return _LEFT + size * min(max(share, 0), 1)
+
+    def y(share: float) -> float:
+        return _TOP + size * (1 - min(max(share, 0), 1))
+
+    parts = [f'<line class="one" x1="{x(0)}" y1="{y(0)}" x2="{x(1)}" y2="{y(1)}"/>']
+    for mark in (0.0, 0.5, 1.0):
+        parts.append(f'<text x="{x(mark):.1f}" y="{y(0) + 14:.1f}" text-anchor="middle">{mark:g}</text>')
+        parts.append(f'<text x="{x(0) - 4:.1f}" y="{y(mark) + 4:.1f}" text-anchor="end">{mark:g}</text>')
+    parts.append(f'<text x="{x(0.5):.1f}" y="{_HEIGHT - 4}" text-anchor="middle">promised</text>')
+    parts += [
+        f'<circle class="point" cx="{x(a):.1f}" cy="{y(b):.1f}" r="4"/>'
+        for a, b in zip(promised, kept, strict=True)
+    ]
+    return (
+        f'<svg class="curve" viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img"><title>{escape(title)}</title>'
+        f"{''.join(parts)}</svg>"
     )
 
 

@@ -25,6 +25,8 @@ td.key, td.long { text-align: left; vertical-align: top; white-space: normal; mi
 td.long { overflow-wrap: anywhere; min-width: 12rem; width: 80%; }
 .cards { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 19rem), 1fr)); gap: 1rem; }
 svg { display: block; } svg.bar { width: 100%; height: 1.2rem; } svg.curve { width: 100%; max-width: 30rem; }
+svg.trend { width: 100%; height: 1.8rem; } .trend polyline { fill: none; stroke: var(--mark); stroke-width: 1.5;
+  vector-effect: non-scaling-stroke; }
 svg text { fill: var(--soft); font-size: 11px; }
 .one, .axis { stroke: var(--line); stroke-width: 1.5; } .one { stroke-dasharray: 3 3; stroke: var(--soft); }
 .interval { stroke: var(--mark); stroke-width: 2; } .point { fill: var(--mark); }

@@ -6,22 +6,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+import numpy as np
+
 from vllm_specx.bench.document import Row
 from vllm_specx.bench.ranking import mean_text, ranking
 from vllm_specx.bench.report import notes, number, ratio_text
 from vllm_specx.recommend import recommend
-from vllm_specx.report.chart import bar, curve
+from vllm_specx.report.chart import bar, calibration, curve, trend
 from vllm_specx.report.formula import Fit, fits, step_cost
 from vllm_specx.report.html import Html, document, join, table, tag
 
 _ROOM: Final = 1.15
+_FEW: Final = 20
 _FORMULA: Final = "S(N) = E(N) / (1 + d + a·N), E(N) = 1 + p + p² + ... + pᴺ"
 
 
 def page(bench: Mapping[str, Any], name: str) -> str:
     """The page of a checked document (`read_document`) that came from the file `name`."""
     title = f"specx bench: {bench['settings']['model']}"
-    parts = [tag("h1", title), *_overview(bench), *_speedups(bench), *_steps(bench), *_formula(bench)]
+    parts = [tag("h1", title), *_overview(bench), *_speedups(bench), *_steps(bench)]
+    parts += [*_lengths(bench), *_formula(bench), *_calibration(bench)]
     return document(title, join([*parts, *_origin(bench, name)]))
 
 
@@ -84,8 +88,8 @@ def _steps(bench: Mapping[str, Any]) -> list[Html]:
         tag("h2", "Tokens per step"),
         tag(
             "p",
-            "Per request and step: output tokens, draft tokens (the mean of N: the file holds no N by step, and no "
-            "calibration), accepted ones. The speedup is the tokens over what the step took, in plain decode steps.",
+            "Per request and step: output tokens, draft tokens (the mean of N), accepted ones. The speedup is the "
+            "tokens over what the step took, in plain decode steps.",
             "soft",
         ),
     ]
@@ -105,6 +109,51 @@ def _steps(bench: Mapping[str, Any]) -> list[Html]:
         head = ("requests", "method", "tokens", "drafted", "accepted", "share", "step took")
         parts.append(table(lines, head, ("", "text"), title))
     return parts
+
+
+def _lengths(bench: Mapping[str, Any]) -> list[Html]:
+    known = [row for row in bench["summary"] if any(row["lengths_over_time"])]
+    if not known:
+        return []
+    top = max(max(row["lengths_over_time"]) for row in known)
+    said = f"Draft tokens per request from the first step of a cell to its last, first repeat; from 0 to {top:g}."
+    parts = [tag("h2", "Draft lengths over time"), tag("p", said, "soft")]
+    for title, rows in _by_workload(bench):
+        lines = [
+            (
+                row["concurrency"],
+                row["method"],
+                Html(trend(row["lengths_over_time"], top)),
+                number(row["draft_tokens_per_step"]),
+            )
+            for row in rows
+            if any(row["lengths_over_time"])
+        ]
+        if lines:
+            parts.append(table(lines, ("requests", "method", "", "mean"), ("", "text", "wide"), title))
+    return parts
+
+
+def _calibration(bench: Mapping[str, Any]) -> list[Html]:
+    by_method: dict[str, list[Row]] = {}
+    for row in bench["summary"]:
+        if row["kept"]:
+            by_method.setdefault(row["method"], []).append(row)
+    if not by_method:
+        return []
+    said = (
+        "Of the draft tokens that promised so much, the share that was accepted, over all cells and repeats; what has "
+        f"fewer than {_FEW} tokens is left out."
+    )
+    cards = []
+    for method, rows in by_method.items():
+        tokens, promised, kept = np.sum([row["kept"] for row in rows], axis=0)
+        shares = [(p / t, k / t, t) for t, p, k in zip(tokens, promised, kept, strict=True) if t >= _FEW]
+        picture = Html(calibration([p for p, _, _ in shares], [k for _, k, _ in shares], method))
+        lines = [(number(p), number(k), int(t)) for p, k, t in shares]
+        values = table(lines, ("promised", "kept", "tokens"))
+        cards.append(tag("section", join((tag("h3", method), picture, values))))
+    return [tag("h2", "Calibration"), tag("p", said, "soft"), tag("div", join(cards), "cards")]
 
 
 def _formula(bench: Mapping[str, Any]) -> list[Html]:
