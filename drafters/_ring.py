@@ -10,6 +10,7 @@ from drafters._index_kernels import NUM_ORDERS, SEPARATOR
 from drafters._namespaces import Namespace
 
 BYTES_PER_TOKEN: Final = 8 + 4 * 2 * NUM_ORDERS + 4  # text, chains, credit
+_PAGE: Final = 4096  # bytes
 _REBASE_AT = 1 << 30  # positions are kept in int32
 
 
@@ -50,6 +51,11 @@ class Ring:
     def num_bytes(self) -> int:
         """Bytes reserved."""
         return sum(array.nbytes for array in self.store) + self.credit.nbytes
+
+    def touch(self) -> None:
+        """Make all pages resident: a fresh huge page costs milliseconds, whenever it is met."""
+        for array in (*self.store, self.credit):
+            array.reshape(-1)[:: _PAGE // array.itemsize] += 0
 
     def append(self, token_ids: NDArray[np.int32], namespace: Namespace) -> tuple[int, int]:
         """Append a text, for which there must be room, and a separator; return (start, end) of the text."""

@@ -6,11 +6,15 @@ which was fitted to public traces (`benchmarks/fit_prior.py`).
 """
 
 from collections.abc import Sequence
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from drafters._reach_kernels import FIRST_EVIDENCE
+
+_MOST_WEIGHT: Final = 30.0
+_ELSEWHERE: Final = 100.0  # most information that outcomes of elsewhere are worth
 
 
 class Calibration:
@@ -27,6 +31,7 @@ class Calibration:
         self.prior: NDArray[np.float64] = np.zeros(num_features)
         fitted = [weight for group in prior for weight in group]
         self.prior[: len(fitted)] = fitted
+        self.num_fitted = len(fitted)
         self.model: NDArray[np.float64] = np.empty((2, num_features))
         self.clear()
 
@@ -34,3 +39,28 @@ class Calibration:
         """Forget every outcome."""
         self.model[0] = self.prior
         self.model[1] = FIRST_EVIDENCE
+
+    @property
+    def least(self) -> float:
+        """Sum of the information in `export` before any outcome."""
+        return FIRST_EVIDENCE * self.num_fitted
+
+    def export(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Copy weights and information of the features that have a prior: those that mean the same everywhere."""
+        weights, information = self.model[:, : self.num_fitted]
+        return weights.copy(), information.copy()
+
+    def start_from(self, weights: NDArray[np.float64], information: NDArray[np.float64]) -> None:
+        """Start from what was learnt elsewhere, with part of the trust in it.
+
+        Raises:
+            ValueError: it is not as `export` made it; nothing is changed.
+
+        """
+        shape = (self.num_fitted,)
+        if weights.shape != shape or information.shape != shape:
+            raise ValueError("weights of another model of reach")
+        if not (np.abs(weights) <= _MOST_WEIGHT).all() or not np.isfinite(information).all():
+            raise ValueError("weights that are no numbers, or too large")
+        self.model[0, : self.num_fitted] = weights
+        self.model[1, : self.num_fitted] = np.clip(information, FIRST_EVIDENCE, _ELSEWHERE)

@@ -170,6 +170,18 @@ class SharedMemory:
         self.num_documents += 1
         return document
 
+    def find(self, position: int) -> tuple[NDArray[np.int32], int, str, int]:
+        """Return the document at a position: its tokens, the place in it, its namespace and its credit."""
+        document = self._at(position)
+        start, end = document.start, document.end
+        earned = int(self.ring.credits(start, end).sum(dtype=np.int64))
+        return (
+            self._text(document).astype(np.int32),
+            position - start,
+            document.namespace.name,
+            document.credit + earned,
+        )
+
     def purge(self, namespace: str, *, sources: Int64s = _NO_SOURCES) -> int:
         """Overwrite every document of a namespace; return how many there were."""
         space = self.namespaces.get(namespace)

@@ -44,6 +44,10 @@ class MemoryFileError(ValueError):
     """A file that is not a memory file of ours, whole and for this vocabulary; the message names it and the reason."""
 
 
+class ForeignMemoryFile(MemoryFileError):
+    """A memory file that is whole, but of another vocabulary."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """Documents of a shared memory at one moment, those first that are evicted first.
@@ -128,7 +132,8 @@ def read(path: str | os.PathLike[str], fingerprint: str = "") -> Snapshot:
     """Read what `write` wrote; ages have grown by the time since.
 
     Raises:
-        MemoryFileError: not a memory file, another version, damaged, or for another fingerprint.
+        MemoryFileError: not a memory file, another version, or damaged.
+        ForeignMemoryFile: for another fingerprint.
         OSError: it cannot be read.
 
     """
@@ -141,7 +146,7 @@ def read(path: str | os.PathLike[str], fingerprint: str = "") -> Snapshot:
         except _Refused as error:
             raise MemoryFileError(f"{path}: {error}") from error
     if found != fingerprint:
-        raise MemoryFileError(
+        raise ForeignMemoryFile(
             f"{path}: written for another vocabulary: its fingerprint is {found!r}, here it is {fingerprint!r}"
         )
     elapsed = max(0.0, time.time() - snapshot.taken_at)

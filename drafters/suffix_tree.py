@@ -82,6 +82,7 @@ class SuffixTreeDrafter:
         self.max_n = max_n
         self.min_reach = min_reach
         self.memory = SharedMemory(memory_bytes, ttl=ttl, clock=clock, new_seed=new_seed)
+        self._clock = clock
         self.calibration = Calibration(WEIGHTS, kernels.NUM_FEATURES)
         self._requests: dict[RequestId, _Request] = {}
         self._slots = Slots(max_n)
@@ -89,6 +90,8 @@ class SuffixTreeDrafter:
         self._index = LiveIndex(NUM_ENTRIES if memory_bytes else 0)
         self._pending = Pending()
         self.num_hits = 0  # drafts that were led by an earlier answer
+        # Told of each answer that `stop` shares: a view of its tokens, to be copied, and its namespace.
+        self.on_answer: Callable[[NDArray[np.int32], str], None] | None = None
         self._usual_luck = _LUCK_START  # of the requests that ended lately: what a new one is taken to have
         self._warm_up()
 
@@ -168,18 +171,23 @@ class SuffixTreeDrafter:
         if request.namespace is not None:
             if end > request.prompt_length:
                 begin = offset + max(0, request.prompt_length - PROMPT_TAIL)
-                self.memory.add(
-                    self._live.arrays[0][begin : offset + end], request.namespace.name, sources=slots.source
-                )
+                answer, name = self._live.arrays[0][begin : offset + end], request.namespace.name
+                self.memory.add(answer, name, sources=slots.source)
+                if self.on_answer is not None:
+                    self.on_answer(answer, name)
             self.memory.namespaces.release(request.namespace)
         self._live.release(offset, size, end)
 
-    def add_document(self, token_ids: ArrayLike, namespace: str = COMMON) -> bool:
+    def add_document(
+        self, token_ids: ArrayLike, namespace: str = COMMON, *, credit: int = 0, age: float | None = None
+    ) -> bool:
         """Add a text to shared memory, as if a request had said it; return whether it is held.
 
         Args:
             token_ids: integers, shape (n,). Of a text that is larger than the memory its end is kept.
             namespace: whose requests may read it.
+            credit: what it has earned elsewhere.
+            age: seconds since it was said elsewhere; None: it is said now. See `SharedMemory.add`.
 
         Raises:
             ValueError, TypeError: the tokens are not valid, or the namespace is not a str.
@@ -188,7 +196,19 @@ class SuffixTreeDrafter:
         ids = as_token_ids(token_ids)
         name = check_name(namespace)
         self._flush()
-        return self.memory.add(ids, name, sources=self._slots.source) is not None
+        birth = None if age is None else self._clock() - age
+        return self.memory.add(ids, name, sources=self._slots.source, credit=credit, birth=birth) is not None
+
+    def leading(self, turn: int) -> tuple[NDArray[np.int32], int, str, int] | None:
+        """What a live request's last draft was led by: see `SharedMemory.find`; None if by nothing shared.
+
+        Args:
+            turn: which request; those that are live take turns.
+
+        """
+        source = self._slots.source
+        position = int(source[turn % len(source)]) if len(source) else -1
+        return None if position < 0 else self.memory.find(position)
 
     def purge(self, namespace: str) -> int:
         """Overwrite all that the shared memory holds of a namespace; return how many documents.

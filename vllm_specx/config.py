@@ -2,10 +2,13 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from vllm_specx.fleet.options import FleetConfig
 
 KEY = "specx"
 MAX_SPECULATIVE_TOKENS = 128  # vLLM's rejection sampler takes no more (MAX_SPEC_LEN)
@@ -23,19 +26,21 @@ _FOR = {  # what has an effect with which proposer; the others of ours take all 
     "vllm_specx.MedusaProposer": ("medusa_heads", *_FOR_ALL),
 }
 DRAFTERS = (("suffix_tree",), ("suffix_tree", "lookahead"))
-_NEED_SHARED = ("memory_bytes", "memory_ttl_s", "memory_path", "autosave_s")
+_NEED_SHARED = ("memory_bytes", "memory_ttl_s", "memory_path", "autosave_s", "fleet")
 
 
 class ConfigError(ValueError):
     """An option is unknown, mistyped or out of range; the message says what is allowed."""
 
 
-def _option(default: Any, low: float, high: float, text: str) -> Any:
+def option(default: Any, low: float, high: float, text: str) -> Any:
+    """Declare a knob: default, range, help."""
     return field(default=default, metadata={"low": low, "high": high, "help": text})
 
 
-def _text_option(text: str) -> Any:
-    return field(default="", metadata={"help": text})
+def text_option(text: str, default: str = "") -> Any:
+    """Declare a knob that is text."""
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,67 +52,60 @@ class SpecxConfig:
 
     """
 
-    shared: bool = _option(True, 0, 1, "draft from the answers of other requests too")
-    memory_bytes: int = _option(256 << 20, 1 << 20, 16 << 30, "budget of the shared draft memory, in bytes")
-    alpha: float | None = _option(
+    shared: bool = option(True, 0, 1, "draft from the answers of other requests too")
+    memory_bytes: int = option(256 << 20, 1 << 20, 16 << 30, "budget of the shared draft memory, in bytes")
+    alpha: float | None = option(
         None,
         0.0,
         10.0,
         "cost of verifying one draft token, relative to a decode step without any; null: measured in service",
     )
-    costs: str = _text_option("cost table to start from, as `specx calibrate` writes it; empty: none")
-    memory_ttl_s: float = _option(
+    costs: str = text_option("cost table to start from, as `specx calibrate` writes it; empty: none")
+    memory_ttl_s: float = option(
         0.0, 0.0, 1e9, "seconds after which shared memory forgets an answer; 0: never"
     )
-    memory_path: str = _text_option("file that keeps the shared memory between runs; empty: none")
-    autosave_s: float = _option(
+    memory_path: str = text_option("file that keeps the shared memory between runs; empty: none")
+    autosave_s: float = option(
         0.0, 0.0, 1e9, "seconds between two saves into memory_path; 0: only when the engine ends"
     )
-    adaptive: bool = _option(False, 0, 1, "choose every step how many tokens vLLM's own drafter drafts")
-    hybrid: bool = _option(
+    adaptive: bool = option(False, 0, 1, "choose every step how many tokens vLLM's own drafter drafts")
+    hybrid: bool = option(
         False, 0, 1, "with vLLM's method eagle3: draft from the suffix tree, too, whichever promises more"
     )
     drafters: tuple[str, ...] = field(
         default=DRAFTERS[0],
         metadata={"help": "what SuffixTreeProposer drafts with, the best draft of each step"},
     )
-    lookahead_window: int = _option(15, 1, 128, "W of Lookahead: most tokens of a Jacobi guess")
-    lookahead_ngram: int = _option(5, 2, 16, "N of Lookahead: tokens of an n-gram")
-    lookahead_candidates: int = _option(8, 1, 64, "G of Lookahead: n-grams kept for the same first tokens")
-    lookahead_shared: bool = _option(False, 0, 1, "one pool of n-grams for all requests of a cache_salt")
-    lookahead_prompt: bool = _option(False, 0, 1, "fill the pool with the prompt's n-grams, too")
-    medusa_heads: str = _text_option("folder of the Medusa heads; empty: bundled ones that fit the target")
-    max_draft_share: float = _option(
+    lookahead_window: int = option(15, 1, 128, "W of Lookahead: most tokens of a Jacobi guess")
+    lookahead_ngram: int = option(5, 2, 16, "N of Lookahead: tokens of an n-gram")
+    lookahead_candidates: int = option(8, 1, 64, "G of Lookahead: n-grams kept for the same first tokens")
+    lookahead_shared: bool = option(False, 0, 1, "one pool of n-grams for all requests of a cache_salt")
+    lookahead_prompt: bool = option(False, 0, 1, "fill the pool with the prompt's n-grams, too")
+    medusa_heads: str = text_option("folder of the Medusa heads; empty: bundled ones that fit the target")
+    max_draft_share: float = option(
         0.5, 0.0, 1.0, "share of a step's token budget that drafts may take, so that prompts always get on"
+    )
+    fleet: "FleetConfig | None" = field(
+        default=None,
+        metadata={"help": "options of a memory that is shared with other replicas over Ray; null: none"},
     )
 
     def __post_init__(self) -> None:
         """Check every field against its type and range, and that none is without effect."""
         for f in fields(self):
             value = getattr(self, f.name)
-            kind = type(f.default)
-            if kind is bool:
-                if not isinstance(value, bool):
-                    raise ConfigError(f"{KEY}.{f.name} must be true or false, got {value!r}")
-                continue
-            if kind is tuple:
+            if f.name == "fleet":
+                if value is not None:
+                    from vllm_specx.fleet.options import FleetConfig
+
+                    object.__setattr__(self, f.name, FleetConfig.from_mapping(value))
+            elif f.name == "drafters":
                 if not isinstance(value, list | tuple) or tuple(value) not in DRAFTERS:
                     allowed = " or ".join(str(list(known)) for known in DRAFTERS)
                     raise ConfigError(f"{KEY}.{f.name} must be {allowed}, got {value!r}")
                 object.__setattr__(self, f.name, tuple(value))
-                continue
-            if kind is str:
-                if not isinstance(value, str) or "\0" in value:
-                    raise ConfigError(f"{KEY}.{f.name} must be text, got {value!r}")
-                continue
-            if value is None and f.default is None:
-                continue
-            low, high = f.metadata["low"], f.metadata["high"]
-            wanted = (int,) if kind is int else (int, float)
-            if isinstance(value, bool) or not isinstance(value, wanted):
-                raise ConfigError(f"{KEY}.{f.name} must be {_article(kind)}, got {value!r}")
-            if not low <= value <= high:
-                raise ConfigError(f"{KEY}.{f.name} must be within [{low}, {high}], got {value!r}")
+            else:
+                check_value(f"{KEY}.{f.name}", f, value)
         self._check_that_all_are_used()
 
     def _check_that_all_are_used(self) -> None:
@@ -149,12 +147,7 @@ class SpecxConfig:
             return cls()
         if not isinstance(options, Mapping):
             raise ConfigError(f"additional_config[{KEY!r}] must be a mapping of options, got {options!r}")
-        known = [f.name for f in fields(cls)]
-        for key in options:
-            if key not in known:
-                close = get_close_matches(str(key), known, n=1)
-                hint = f"did you mean {close[0]!r}? " if close else ""
-                raise ConfigError(f"unknown option {KEY}.{key}: {hint}known are {', '.join(known)}")
+        check_keys(KEY, cls, options)
         return cls(**options)
 
     @classmethod
@@ -195,6 +188,47 @@ class SpecxConfig:
         additional = vllm_config.additional_config
         options = additional.get(KEY) if isinstance(additional, Mapping) else None
         return cls.from_mapping({**options, "adaptive": True} if isinstance(options, Mapping) else options)
+
+
+def check_keys(prefix: str, layer: Any, options: Mapping[Any, Any]) -> None:
+    """Refuse keys that are no fields of the dataclass `layer`, naming the closest one.
+
+    Raises:
+        ConfigError: see there.
+
+    """
+    known = [f.name for f in fields(layer)]
+    for key in options:
+        if key not in known:
+            close = get_close_matches(str(key), known, n=1)
+            hint = f"did you mean {close[0]!r}? " if close else ""
+            raise ConfigError(f"unknown option {prefix}.{key}: {hint}known are {', '.join(known)}")
+
+
+def check_value(name: str, f: Field[Any], value: Any) -> None:
+    """Check a value against the type of its field's default, and the range in its metadata.
+
+    Raises:
+        ConfigError: see there; `name` is what the message calls the field.
+
+    """
+    kind = type(f.default)
+    if kind is bool:
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name} must be true or false, got {value!r}")
+        return
+    if kind is str:
+        if not isinstance(value, str) or "\0" in value:
+            raise ConfigError(f"{name} must be text, got {value!r}")
+        return
+    if value is None and f.default is None:
+        return
+    low, high = f.metadata["low"], f.metadata["high"]
+    wanted = (int,) if kind is int else (int, float)
+    if isinstance(value, bool) or not isinstance(value, wanted):
+        raise ConfigError(f"{name} must be {_article(kind)}, got {value!r}")
+    if not low <= value <= high:
+        raise ConfigError(f"{name} must be within [{low}, {high}], got {value!r}")
 
 
 def _article(kind: type) -> str:

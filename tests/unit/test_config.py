@@ -1,11 +1,14 @@
 """The options: types, ranges, combinations without effect, and the memory file's place."""
 
+from dataclasses import fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from vllm_specx import plugin
 from vllm_specx.config import ConfigError, SpecxConfig, check_memory_path
+from vllm_specx.fleet.options import FleetConfig
 
 
 def test_defaults():
@@ -18,6 +21,21 @@ def test_everything_set():
     given = {"memory_ttl_s": 3600, "memory_path": "/m/f", "autosave_s": 0.5, "memory_bytes": 1 << 20}
     options = SpecxConfig.from_mapping(given)
     assert all(getattr(options, name) == value for name, value in given.items())
+
+
+def test_a_fleet():
+    options = SpecxConfig.from_mapping({"fleet": {"address": "auto", "name": "chat", "required": True}})
+    assert options.fleet is not None
+    assert (options.fleet.name, options.fleet.required, options.fleet.shards) == ("chat", True, 1)
+    assert SpecxConfig.from_mapping({"fleet": options.fleet}) == options
+    assert SpecxConfig().fleet is None
+    options.check_proposer("vllm_specx.SuffixTreeProposer")
+    options.check_proposer("vllm_specx.HybridProposer")
+
+
+def test_every_option_of_a_fleet_is_documented():
+    page = (Path(__file__).parents[2] / "docs" / "fleet.md").read_text()
+    assert [f.name for f in fields(FleetConfig) if f"| `{f.name}` |" not in page] == []
 
 
 @pytest.mark.parametrize(
@@ -56,6 +74,17 @@ def test_everything_set():
             {"hybrid": True, "drafters": ["suffix_tree", "lookahead"]},
             ["specx.hybrid", "remove specx.drafters"],
         ),
+        ({"fleet": "auto"}, ["specx.fleet must be a mapping", "'auto'"]),
+        ({"fleet": {"adress": "auto"}}, ["specx.fleet.adress", "did you mean 'address'"]),
+        ({"fleet": {"address": ""}}, ["specx.fleet.address must not be empty"]),
+        ({"fleet": {"name": "a/b"}}, ["specx.fleet.name", "'a/b'"]),
+        ({"fleet": {"required": 1}}, ["specx.fleet.required", "true or false"]),
+        ({"fleet": {"shards": 0}}, ["specx.fleet.shards", "within [1, 64]"]),
+        ({"fleet": {"bytes": 1000}}, ["specx.fleet.bytes", "within [1048576"]),
+        ({"fleet": {"sync_interval_s": 0}}, ["specx.fleet.sync_interval_s", "within [0.05, 60.0]"]),
+        ({"fleet": {"snapshot_path": 3}}, ["specx.fleet.snapshot_path", "text"]),
+        ({"fleet": {}, "shared": False}, ["specx.fleet has no effect", "shared false"]),
+        ({"fleet": {}, "adaptive": True}, ["specx.fleet has no effect with specx.adaptive"]),
     ],
     ids=str,
 )
@@ -74,6 +103,7 @@ def test_bad_options(options, words):
         ("LookaheadProposer", {"memory_bytes": 1 << 20}, ["specx.memory_bytes has no effect"]),
         ("LookaheadProposer", {"drafters": ["suffix_tree", "lookahead"]}, ["specx.drafters has no effect"]),
         ("MedusaProposer", {"alpha": 0.1}, ["specx.alpha has no effect with vllm_specx.MedusaProposer"]),
+        ("LookaheadProposer", {"fleet": {}}, ["specx.fleet has no effect"]),
         ("HybridProposer", {"lookahead_prompt": True}, ["specx.lookahead_prompt has no effect"]),
     ],
     ids=str,

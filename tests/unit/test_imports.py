@@ -33,3 +33,22 @@ def test_the_exported_names_are_pinned() -> None:
         "SuffixTreeDrafter",
     ]
     assert all(hasattr(drafters, name) for name in drafters.__all__)
+
+
+FLEET = """
+import sys
+for name in ("vllm", "torch", "transformers", "ray"):
+    sys.modules[name] = None
+from vllm_specx.config import SpecxConfig
+SpecxConfig.from_mapping({"fleet": {"name": "f"}})
+import vllm_specx.fleet.sidecar  # what a worker starts, and what Ray's processes import
+assert not {"numba", "drafters"} & set(sys.modules)
+import vllm_specx.fleet.member  # what a worker has
+import vllm_specx.fleet.server
+print("imported")
+"""
+
+
+def test_a_fleet_imports_no_engine_and_ray_only_on_demand() -> None:
+    done = subprocess.run([sys.executable, "-c", FLEET], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "imported\n"), done.stderr

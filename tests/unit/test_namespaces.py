@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from drafters import SuffixTreeDrafter
-from vllm_specx.memory.namespaces import adapter_of, is_within, namespace_of
+from vllm_specx.memory.namespaces import adapter_of, has_parts, namespace_of, parts_of
 from vllm_specx.proposers._requests import RequestTracker
 
 
@@ -35,15 +35,15 @@ def test_a_name_does_not_tell_the_salt():
 def test_what_is_within():
     mine, other = adapter_of(lora()), adapter_of(lora("b"))
     both = namespace_of("s", lora())
-    assert is_within(both, "s", None)
-    assert is_within(both, None, mine)
-    assert is_within(both, "s", mine)
-    assert not is_within(both, "t", mine)
-    assert not is_within(both, "s", other)
-    assert not is_within(namespace_of("s", None), "s", mine)
-    assert not is_within(namespace_of(None, lora()), "s", None)
-    assert not is_within("", "s", None)
-    assert is_within(namespace_of("s", None), "s", None)
+    assert has_parts(both, parts_of("s", None))
+    assert has_parts(both, parts_of(None, mine))
+    assert has_parts(both, parts_of("s", mine))
+    assert not has_parts(both, parts_of("t", mine))
+    assert not has_parts(both, parts_of("s", other))
+    assert not has_parts(namespace_of("s", None), parts_of("s", mine))
+    assert not has_parts(namespace_of(None, lora()), parts_of("s", None))
+    assert not has_parts("", parts_of("s", None))
+    assert has_parts(namespace_of("s", None), parts_of("s", None))
 
 
 class Steps:
@@ -136,6 +136,31 @@ def test_a_request_that_lives_on_after_clear_shares_nothing():
     assert (sorted(drafter.stopped), steps.tracker.num_ended) == (["a", "a", "b"], 3)
     steps.step(a=[5], b=[5])
     assert drafter.started == {"a": None, "b": None}
+
+
+def test_a_complete_answer_can_be_shared_before_the_engine_forgets_its_request():
+    drafter = Recorder()
+    steps = Steps(drafter)
+    new = [steps.add(name, [1, 2]) for name in ("a", "b", "c")]
+    for request_id, limit in (("a", 2), ("b", 9)):
+        steps.requests[request_id].sampling_params = SimpleNamespace(
+            max_tokens=limit, eos_token_id=0, stop_token_ids=None, extra_args=None
+        )
+    steps.step(new, a=[3], b=[3], c=[3])
+    steps.tracker.stop_ended()
+    assert drafter.stopped == []
+    assert steps.step(a=[4], b=[4, 0], c=[4]) == [2]
+    steps.tracker.stop_ended()
+    steps.tracker.stop_ended()
+    assert (drafter.stopped, steps.tracker.num_ended) == (["a", "b"], 2)
+    steps.step(a=[5], c=[5])  # an engine that schedules ahead may sample once more
+    steps.end("a")
+    steps.end("b")
+    again = steps.add("a", [1, 2])
+    assert steps.step([again], a=[3], c=[6]) == [0, 1]
+    assert (drafter.stopped, steps.tracker.num_ended) == (["a", "b"], 2)
+    steps.tracker.clear()
+    assert sorted(drafter.stopped) == ["a", "a", "b", "c"]
 
 
 def test_text_of_one_tenant_never_reaches_another():

@@ -23,7 +23,7 @@ def provenance(command: Sequence[str]) -> dict[str, Any]:
         "git_commit": git_commit(Path(__file__).parent),
         "versions": {"python": platform.python_version(), **_versions()},
         "machine": {
-            "cpu": _cpu_model(),
+            "cpu": cpu_model(),
             "cores": os.cpu_count(),
             "usable_cores": len(os.sched_getaffinity(0))
             if hasattr(os, "sched_getaffinity")
@@ -72,7 +72,8 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def _cpu_model() -> str:
+def cpu_model() -> str:
+    """The processor, by its own name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

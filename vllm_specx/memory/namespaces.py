@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -21,12 +22,14 @@ def namespace_of(cache_salt: str | None, lora_request: Any | None) -> str:
     return ";".join(_parts(cache_salt, lora_request))
 
 
-def is_within(namespace: str, cache_salt: str | None, adapter: str | None) -> bool:
-    """Whether a namespace belongs to the tenant and to the adapter (`adapter_of`) named; None stands for any."""
-    wanted = {
-        part for part in (None if cache_salt is None else _salt(cache_salt), adapter) if part is not None
-    }
-    return wanted <= set(namespace.split(";"))
+def parts_of(cache_salt: str | None, adapter: str | None) -> list[str]:
+    """What a namespace's name must have to belong to the tenant and to the adapter; None stands for any."""
+    return [part for part in (None if cache_salt is None else _salt(cache_salt), adapter) if part is not None]
+
+
+def has_parts(namespace: str, parts: Iterable[str]) -> bool:
+    """Whether a namespace's name has all of these."""
+    return set(parts) <= set(namespace.split(";"))
 
 
 def adapter_of(lora_request: Any) -> str:

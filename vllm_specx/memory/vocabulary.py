@@ -24,8 +24,12 @@ def fingerprint_of(vocabulary: Mapping[str, int]) -> str:
     return f"vocabulary {len(vocabulary)} {digest.hexdigest()[:32]}"
 
 
-def fingerprint_of_model(model_config: Any) -> str:
+def fingerprint_of_model(model_config: Any, option: str = "memory_path") -> str:
     """Hash of the vocabulary that vLLM's tokenizer of the model has.
+
+    Args:
+        model_config: the engine's.
+        option: what needs it.
 
     Raises:
         ConfigError: the engine runs without a tokenizer.
@@ -36,7 +40,7 @@ def fingerprint_of_model(model_config: Any) -> str:
     tokenizer = cached_tokenizer_from_config(model_config)
     if tokenizer is None:
         raise ConfigError(
-            f"{KEY}.memory_path needs a tokenizer, which tells what the token ids of the file mean: "
+            f"{KEY}.{option} needs a tokenizer, which tells what the token ids that are kept mean: "
             "remove skip_tokenizer_init"
         )
     return fingerprint_of(tokenizer.get_vocab())

@@ -13,7 +13,7 @@ from vllm.logger import init_logger
 from drafters import NO_DRAFT, Draft
 from vllm_specx import plugin
 from vllm_specx.config import SpecxConfig
-from vllm_specx.memory.namespaces import is_within
+from vllm_specx.memory.namespaces import has_parts, parts_of
 from vllm_specx.metrics.meter import meter_of, no_meter
 from vllm_specx.proposers._gate import checked_drafts
 from vllm_specx.proposers._lengths import StepMeter, make_policy, within
@@ -127,7 +127,7 @@ class DrafterProposer(ABC):
 
     def purge(self, cache_salt: str | None = None, adapter: str | None = None) -> int:
         """Forget what a tenant and an adapter said; returns the number of answers. See `vllm_specx.purge`."""
-        return self._purge(cache_salt, adapter)
+        return self._purge(parts_of(cache_salt, adapter))
 
     def set_enabled(self, is_enabled: bool) -> bool:
         """Draft, or only observe, from the next step on; returns what held before. See `vllm_specx.set_enabled`."""
@@ -147,9 +147,9 @@ class DrafterProposer(ABC):
             self._start_over()
         return num_documents
 
-    def _purge(self, cache_salt: str | None, adapter: str | None) -> int:
+    def _purge(self, parts: Sequence[str]) -> int:
         def is_meant(namespace: str) -> bool:
-            return is_within(namespace, cache_salt, adapter)
+            return has_parts(namespace, parts)
 
         self._requests.clear_namespaces(is_meant)
         return sum(self.drafter.purge(name) for name in self.drafter.namespaces if is_meant(name))

@@ -28,6 +28,7 @@ class _Known:
     max_tokens: int  # of its output
     stops: frozenset[int]  # tokens that end it
     ended: bool = False  # a stop token or max_tokens was reached: the rest is not part of the answer
+    stopped: bool = False  # and the drafter knows
 
 
 class RequestTracker:
@@ -82,6 +83,14 @@ class RequestTracker:
             if not known.ended:
                 rows.append(row)
         return rows
+
+    def stop_ended(self) -> None:
+        """Let the drafter know at once which answers are complete; an engine that has nothing to do tells no more."""
+        for request_id, known in self._known.items():
+            if known.ended and not known.stopped:
+                known.stopped = True
+                self.num_ended += 1
+                self._drafter.stop(request_id)
 
     def max_draft(self, request_id: str) -> int:
         """Return how many draft tokens the request may have by its own parameters; at most 0: none."""
@@ -152,6 +161,7 @@ class RequestTracker:
 
     def _drop(self, request_id: str) -> None:
         self._new.pop(request_id, None)
-        if self._known.pop(request_id, None) is not None:
+        known = self._known.pop(request_id, None)
+        if known is not None and not known.stopped:
             self.num_ended += 1
             self._drafter.stop(request_id)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
 
 from drafters import Draft, FallbackDrafter, SuffixTreeDrafter
+from vllm_specx.memory.namespaces import parts_of
 from vllm_specx.proposers._base import DrafterProposer, RunsOnV2
+from vllm_specx.proposers._fleet import join_fleet
 from vllm_specx.proposers._memory import make_keeper
 from vllm_specx.proposers.lookahead import make_lookahead, tell_choices
 from vllm_specx.tuner import Step
+
+if TYPE_CHECKING:
+    from vllm_specx.fleet.member import Member
+    from vllm_specx.memory.keeper import MemoryKeeper
 
 
 class SuffixTreeProposer(RunsOnV2, DrafterProposer):
@@ -26,12 +33,27 @@ class SuffixTreeProposer(RunsOnV2, DrafterProposer):
     kind = "suffix_tree"
 
     def __init__(self, vllm_config: Any) -> None:
-        self._keeper = None
+        self._keeper: MemoryKeeper | None = None
+        self._member: Member | None = None
         super().__init__(vllm_config)
         self._keeper = make_keeper(self._options, vllm_config)
         if self._keeper is not None:
             self._keeper.attach(self._text, self._requests)
             self._keeper.open(self)
+        self._member = join_fleet(self._options, vllm_config, self, self._text.memory.capacity, self._policy)
+        if self._member is not None:
+            self._member.attach(self._text)
+
+    def load_model(self, target_model: Any) -> None:
+        """See `DrafterProposer.load_model`; and wait, before there are requests, for what the fleet has learnt.
+
+        Raises:
+            ConfigError: the fleet is required, and was not joined.
+
+        """
+        super().load_model(target_model)
+        if self._member is not None:
+            self._member.wait(self._text)
 
     def propose(
         self,
@@ -42,24 +64,52 @@ class SuffixTreeProposer(RunsOnV2, DrafterProposer):
         context: Any = None,
     ) -> list[list[int]]:
         """Return a draft per row, each possibly empty; never raises. See `DrafterProposer.propose`."""
-        if self._keeper is None:
-            return super().propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, context=context)
-        with self._keeper.within_work():
+        with nullcontext() if self._keeper is None else self._keeper.within_work():
             drafts = super().propose(sampled_token_ids, num_tokens_no_spec, token_ids_cpu, context=context)
-            self._keeper.tick()
+            if self._member is not None:
+                self._share(self._member)
+            if self._keeper is not None:
+                self._keeper.tick()
             return drafts
 
+    def _share(self, member: Member) -> None:
+        try:
+            self._requests.stop_ended()
+        except Exception as error:  # the next step finds the drafter broken, and replaces it
+            self._fault(f"{type(error).__name__}: {error}")
+        member.tick(self._text, self._purge_here)
+
+    def _purge_here(self, parts: Sequence[str]) -> None:
+        """Forget what others had forgotten."""
+        self._change_memory(lambda: self._purge(parts), rewrite=True)
+
     def on_weights_changed(self) -> None:
-        """See `DrafterProposer.on_weights_changed`; the memory file is left alone."""
-        self._change_memory(self._forget)
+        """See `DrafterProposer.on_weights_changed`; the memory file and the fleet are left alone."""
+        self._forget_alone()
 
     def forget(self) -> int:
-        """Forget all, in the memory file too; returns the number of answers. See `vllm_specx.forget`."""
-        return self._change_memory(self._forget, rewrite=True)
+        """Forget all, in the memory file and the fleet too; returns the number of answers. See `vllm_specx.forget`."""
+        num_documents = self._forget_alone(rewrite=True)
+        if self._member is not None:
+            self._member.purge(())
+        return num_documents
 
     def purge(self, cache_salt: str | None = None, adapter: str | None = None) -> int:
         """Forget what a tenant and an adapter said; returns the number of answers. See `vllm_specx.purge`."""
-        return self._change_memory(lambda: self._purge(cache_salt, adapter), rewrite=True)
+        parts = parts_of(cache_salt, adapter)
+        num_documents = self._change_memory(lambda: self._purge(parts), rewrite=True)
+        if self._member is not None:  # after the requests that were ended have told it what they said
+            self._member.purge(parts)
+        return num_documents
+
+    def _forget_alone(self, *, rewrite: bool = False) -> int:
+        """Forget all, without a word to the fleet of what live requests have said by now."""
+        self._text.on_answer = None
+        num_documents = self._change_memory(self._forget, rewrite=rewrite)
+        if self._member is not None:
+            self._member.clear()
+            self._member.attach(self._text)
+        return num_documents
 
     def _change_memory(self, change: Callable[[], int], *, rewrite: bool = False) -> int:
         if self._keeper is None:
@@ -116,6 +166,8 @@ class SuffixTreeProposer(RunsOnV2, DrafterProposer):
         super()._start_over()
         if self._keeper is not None:
             self._keeper.attach(self._text, self._requests)
+        if self._member is not None:
+            self._member.attach(self._text)
 
     def _replace_drafter(self) -> None:
         super()._replace_drafter()

@@ -7,7 +7,7 @@ are relative to the time, outliers are clipped, everything may drift together (a
 apart. The features are in `_kernels`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -165,6 +165,37 @@ class CostModel:
             return
         self.surprise = abs(float(error))
         self.num_learned += 1
+
+    def export(self) -> dict[str, NDArray[np.float64]]:
+        """Copy what is known, for `start_from` of another model with the same sizes."""
+        return {
+            "mean": self.mean.copy(),
+            "cov": self._cov.copy(),
+            "scale": np.array([self.scale]),
+            "noise": self._state[:1].copy(),
+        }
+
+    def start_from(self, known: Mapping[str, NDArray[np.float64]]) -> None:
+        """Start from what another model has learnt, with the doubt that a table leaves.
+
+        Raises:
+            ValueError: it is not as `export` made it; nothing is changed.
+
+        """
+        shapes = {"mean": self.mean.shape, "cov": self._cov.shape, "scale": (1,), "noise": (1,)}
+        if {name: array.shape for name, array in known.items()} != shapes:
+            raise ValueError("step times of another kind")
+        cov, scale, noise = known["cov"], float(known["scale"][0]), float(known["noise"][0])
+        if not all(np.isfinite(array).all() for array in known.values()) or not np.allclose(cov, cov.T):
+            raise ValueError("step times that are no numbers")
+        if np.linalg.eigvalsh(cov)[0] < -1e-6 or not _LEAST <= scale <= _MOST or not 0 < noise < 1:
+            raise ValueError("step times that cannot be")
+        self.mean[:] = known["mean"]
+        self._cov[:] = cov + _TABLE_DOUBT * self._prior_cov
+        self.scale = scale
+        self._state[:] = noise, 0.0, 0.0, 0.0, self._state[_CHANGES], 0.0
+        self._started = True
+        self._first = self.mean.copy(), self._cov.copy()
 
     @property
     def noise(self) -> float:
