@@ -326,9 +326,13 @@ class SuffixTreeDrafter:
             return
         slots = self._slots
         rows, counts, token_ids = self._pending.take()
-        needed = slots.end.copy()
-        np.add.at(needed, rows, counts)
-        self._grow(needed, rows)
+        room = slots.capacity[rows]
+        if (
+            not room.all() or (slots.end[rows] + len(token_ids) > room).any()
+        ):  # at most so many go to one slot
+            needed = slots.end.copy()
+            np.add.at(needed, rows, counts)
+            self._grow(needed, rows)
         kernels._observe_batch(
             rows,
             counts,

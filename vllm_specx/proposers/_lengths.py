@@ -78,7 +78,7 @@ class MeasuredCosts:
 
     def plain_seconds(self, num_requests: int) -> float:
         """By the costs that were measured."""
-        return float(self.costs.seconds(num_requests, np.zeros(1, dtype=np.int64))[0])
+        return self.tuner.plain_seconds(num_requests)
 
     @property
     def last(self) -> Decision | None:

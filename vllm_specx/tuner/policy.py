@@ -27,6 +27,7 @@ _LAST_PROBE: Final = 512
 _DISTRUST_PROBE: Final = 24  # while drafts are off for want of trust
 _SURPRISE: Final = 2.0  # error of a prediction, in standard deviations of a measurement
 _OPTIMISM: Final = 1.5  # standard deviations of the cost of drafts
+_NOTHING: Final = np.zeros(1, dtype=np.int64)
 
 
 class Tuner:
@@ -163,6 +164,12 @@ class Tuner:
             seconds=time * self.costs.scale,
             reason=self._reason,
         )
+
+    def plain_seconds(self, num_requests: int) -> float:
+        """Predicted seconds of a step without drafts: of the last choice, if that was for as many requests."""
+        if num_requests == self._num_requests:
+            return float(self._curve[0]) * self.costs.scale
+        return float(self.costs.seconds(num_requests, _NOTHING)[0])
 
     def _something_else(
         self, ordered: NDArray[np.float64], curve: NDArray[np.float64], b: int, num_draft: int
