@@ -75,16 +75,20 @@ class Recordings:
     def shards(self) -> list[Path]:
         """The complete shards, in order: a gap ends them."""
         paths: list[Path] = []
-        while (path := self.folder / _PATTERN.format(len(paths))).exists():
+        while (path := self.path(len(paths))).exists():
             paths.append(path)
         return paths
+
+    def path(self, number: int) -> Path:
+        """Where a shard lies, or will."""
+        return self.folder / _PATTERN.format(number)
 
     def add(self, conversations: Sequence[Conversation], layers: Sequence[int]) -> Path:
         """Write one more shard; returns its path. Raises OSError."""
         import torch
         from safetensors.torch import save
 
-        path = self.folder / _PATTERN.format(len(self.shards))
+        path = self.path(len(self.shards))
         tensors = {
             "token_ids": torch.from_numpy(np.concatenate([c.token_ids for c in conversations])),
             "states": torch.cat([c.states for c in conversations]),

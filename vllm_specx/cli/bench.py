@@ -45,8 +45,12 @@ def bench(
     ),
     warm: Annotated[bool, typer.Option("--warm", help=help_text("warm"))] = False,
     natural: Annotated[bool, typer.Option("--natural", help=help_text("natural"))] = False,
+    ray: Annotated[
+        bool, typer.Option("--ray", help="Spread the workloads over the nodes of the Ray cluster.")
+    ] = False,
 ) -> None:
     """Measure vLLM configurations side by side: same prompts, methods interleaved within each cell."""
+    from vllm_specx.bench.cluster import run_bench_on_ray
     from vllm_specx.bench.meter import meter
     from vllm_specx.bench.prompts import workloads
     from vllm_specx.bench.provenance import provenance
@@ -83,7 +87,8 @@ def bench(
 
         terminal = console()
         with meter(terminal) as tell:
-            document = run_bench(settings, provenance(sys.argv), tell, save)
+            run = run_bench_on_ray if ray else run_bench
+            document = run(settings, provenance(sys.argv), tell, save)
         show(document, terminal)
         if json_path is not None:
             terminal.print(f"every run: {json_path}", highlight=False, soft_wrap=True)

@@ -51,7 +51,7 @@ def _command(kind: str, settings_type: type[TrainSettings], text: str) -> None:
     types = get_type_hints(settings_type)
     options = []
     for knob in fields(settings_type):
-        names = ("--force",) if knob.name == "force" else ()
+        names = (f"--{knob.name}",) if knob.name in ("force", "ray") else ()
         option = typer.Option(*names, help=_HELP.get(knob.name) or knob.metadata["help"])
         default = inspect.Parameter.empty if knob.default is MISSING else knob.default
         options.append((knob.name, default, Annotated[types[knob.name], option]))

@@ -1,15 +1,18 @@
 """The first half of a training: a process of its own in which the target writes conversations and is recorded."""
 
+import os
 import traceback
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-from drafters.recordings import Recordings
+from drafters.recordings import Recordings, write_atomically
 from vllm_specx.bench.engine import settle
 from vllm_specx.bench.errors import BenchError, EngineFailed
 from vllm_specx.bench.runner import Tell
+from vllm_specx.cluster import spread
 from vllm_specx.train.settings import TrainSettings
 
 PER_SHARD = 256
@@ -26,6 +29,9 @@ def record(settings: TrainSettings, tell: Tell) -> Recordings:
     """
     recordings = open_recordings(settings)
     if _num_missing(recordings, settings) == 0:
+        return recordings
+    if settings.ray:
+        _record_on_ray(settings, recordings, tell)
         return recordings
     log = settings.work_folder / "engine.log"
     context = get_context("spawn")  # the engine must import torch and bind its threads by itself
@@ -52,6 +58,38 @@ def record(settings: TrainSettings, tell: Tell) -> Recordings:
     if message[0] == "failed":
         raise EngineFailed(f"the engine failed: {message[1]} (log: {log})")
     return recordings
+
+
+def _record_on_ray(settings: TrainSettings, recordings: Recordings, tell: Tell) -> None:
+    total = settings.conversations
+    numbers = [number for number in range(-(-total // PER_SHARD)) if not recordings.path(number).exists()]
+    sizes = [min(PER_SHARD, total - PER_SHARD * number) for number in numbers]
+    num_done = total - sum(sizes)
+
+    def done(index: int, node: str, content: bytes) -> None:
+        nonlocal num_done
+        write_atomically(recordings.path(numbers[index]), content)
+        num_done += sizes[index]
+        tell(f"the model writes conversations on {node}", num_done, total)
+
+    tell("looking for nodes", num_done, total)
+    spread(_shard, [(settings, PER_SHARD * k, size) for k, size in zip(numbers, sizes, strict=True)], done)
+
+
+def _shard(settings: TrainSettings, first: int, number: int) -> bytes:
+    """On a node: the file of one shard."""
+    from vllm_specx.train.engine import RecordingEngine
+    from vllm_specx.train.generate import Template, conversations, max_len
+
+    with TemporaryDirectory() as folder:
+        settle(os.devnull, None)
+        template = Template.of(settings.model)
+        length = max_len(template, settings.answer_tokens)
+        engine = RecordingEngine(
+            settings.model, settings.dtype, length, settings.slots, settings.seed + first
+        )
+        written = list(conversations(engine, template, settings, first, number))
+        return Recordings(Path(folder), {}).add(written, engine.layers).read_bytes()
 
 
 def open_recordings(settings: TrainSettings) -> Recordings:

@@ -35,6 +35,7 @@ class TrainSettings:
     dtype: str = knob("auto", f"Dtype in which the model writes: {', '.join(DTYPES)}.")
     plot: str | None = knob(None, "Picture of the held-out acceptance by step to write (PNG, SVG, PDF).")
     force: bool = knob(False, "Replace a head that exists.")
+    ray: bool = knob(False, "Spread the writing of conversations over the nodes of the Ray cluster.")
 
     def __post_init__(self) -> None:
         check_minimums(self)
