@@ -22,6 +22,8 @@ MODEL = "SmolLM2-135M-Instruct"
 ROOT = Path(__file__).parents[2]
 RECIPE = ROOT / "recipes" / "cpu-demo.yaml"
 MONITORING = ROOT / "docs" / "monitoring"
+MAX_N = 16  # the recipe's
+NUM_ABORTED = 5
 PROMETHEUS = shutil.which("prometheus")
 REPEAT = "Repeat this exactly, five times: one red apple, two green pears, three blue plums."
 SCHEMA = {
@@ -137,7 +139,9 @@ def test_a_crowd_is_answered_as_each_alone(server: Server, client: OpenAI) -> No
     assert len(answers) == 32
     assert all(said in (None, alone[text]) for text, said in answers)
     metrics = server.metrics()
-    assert metrics["specx_accepted_tokens_total"] == metrics["vllm:spec_decode_num_accepted_tokens_total"] > 0
+    # A step that was under way when its request was aborted is one to the worker, and none to vLLM's scheduler.
+    counted = metrics["vllm:spec_decode_num_accepted_tokens_total"]
+    assert 0 < counted <= metrics["specx_accepted_tokens_total"] <= counted + MAX_N * NUM_ABORTED
     assert metrics["specx_drafting_faults_total"] == 0
 
 
