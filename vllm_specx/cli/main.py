@@ -12,6 +12,7 @@ from vllm_specx.cli import (
     regret,
     replay,
     report,
+    simulate,
     top,
     train,
     version,
@@ -36,6 +37,7 @@ app.command("recommend")(recommend.recommend)
 app.command("regret")(regret.regret)
 app.command("replay")(replay.replay)
 app.command("report")(report.report)
+app.command("simulate")(simulate.simulate)
 app.command("top")(top.top)
 app.add_typer(train.app, name="train")
 app.command("warm")(warm.warm)
