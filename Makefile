@@ -43,10 +43,13 @@ model: $(INSTALLED) ## make the demo model, once
 demo: model ## plain vLLM, vLLM n-gram and vllm-specx, side by side
 	$(BIN)/specx demo
 
-# Engines of one process cannot be taken down one by one, so those with heads have a process, and its memory, of their own.
+# Engines of one process cannot be taken down one by one, so those with heads, and those of the cases, have a process, and
+# its memory, of their own.
 test: model ## unit and integration tests
-	$(BIN)/pytest --durations=25 --durations-min=5 tests/unit tests/integration --ignore=tests/integration/heads
+	$(BIN)/pytest --durations=25 --durations-min=5 tests/unit tests/integration \
+	  --ignore=tests/integration/heads --ignore=tests/integration/test_cases.py
 	$(BIN)/pytest --durations=10 --durations-min=5 tests/integration/heads
+	$(BIN)/pytest --durations=10 --durations-min=5 tests/integration/test_cases.py
 
 # Without mkdocs-material's notice of its end of life. Not with --quiet: that hides warnings from --strict, too.
 docs check: export NO_MKDOCS_2_WARNING = 1
