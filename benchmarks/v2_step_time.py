@@ -86,6 +86,7 @@ def measure(
             sampling_params=params,
             lora_request=None,
             cache_salt=None,
+            mm_features=[],
         )
         for i, name in enumerate(names)
     ]

@@ -9,6 +9,11 @@ from vllm_specx.scheduling import methods
 _PREFIX = "vllm_specx."
 PROPOSERS = ("SuffixTreeProposer", "LookaheadProposer", "MedusaProposer")
 SHUTDOWN_SECONDS = 15  # at most; vLLM allows as much on ROCm
+_HYBRID_TARGET = (
+    "specx: the target keeps recurrent states (Mamba, GDN) beside its KV cache. vllm-specx was not run with such a "
+    "target; there are reports of wrong ends of reasoning and of tool calls with speculation on them: compare with "
+    "plain decoding"
+)
 
 
 def register() -> None:
@@ -89,6 +94,16 @@ def _check_ours(vllm_config: Any) -> None:
         config.check_num_speculative_tokens(
             speculative.num_speculative_tokens, vllm_config.model_config.max_model_len
         )
+        _check_stages(vllm_config)
+
+
+def _check_stages(vllm_config: Any) -> None:
+    num_stages = vllm_config.parallel_config.pipeline_parallel_size
+    if num_stages > 1 and not vllm_config.use_v2_model_runner:
+        raise config.ConfigError(
+            "vLLM's model runner V1 does not start with speculation and pipeline parallelism (its first stages look "
+            f"for a drafter that only the last one has): pipeline_parallel_size must be 1, got {num_stages}"
+        )
 
 
 def prepare_config(vllm_config: Any) -> None:
@@ -123,6 +138,10 @@ def complete_config(vllm_config: Any) -> None:
         from vllm_specx.metrics.collector import watch
 
         watch(str(vllm_config.instance_id), str(vllm_config.model_config.served_model_name))
+        if getattr(vllm_config.model_config, "is_hybrid", False):
+            from vllm.logger import init_logger
+
+            init_logger("vllm.specx").warning_once(_HYBRID_TARGET)
 
 
 def _has_proposer(vllm_config: Any) -> bool:

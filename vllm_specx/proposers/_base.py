@@ -181,7 +181,9 @@ class DrafterProposer(ABC):
             self._fault,
         )
         result: list[list[int]] = [[] for _ in sampled]
-        self._offered = {}
+        # What a request was offered that this step left out is verified when it comes back.
+        rest = context.requests.keys() - set(context.req_ids)
+        self._offered = {name: offered for name, offered in self._offered.items() if name in rest}
         for row, request_id, draft, tokens in zip(rows, request_ids, drafts, chosen, strict=True):
             result[row] = tokens
             if tokens:
@@ -208,9 +210,13 @@ class DrafterProposer(ABC):
         if verified is None:
             return
         outcomes = []
+        resumed = getattr(
+            getattr(context.scheduler_output, "scheduled_cached_reqs", None), "resumed_req_ids", ()
+        )
         for request_id, count, tokens in zip(context.req_ids, verified, sampled, strict=True):
-            # vLLM pads a request that comes from the prefix cache with drafts of -1: only ours count.
-            offered = self._offered.get(request_id)
+            # vLLM pads a request that comes from the prefix cache with drafts of -1: only ours count. A preempted one
+            # has lost them.
+            offered = None if request_id in resumed else self._offered.get(request_id)
             num_draft = 0 if offered is None else min(len(offered.reach), count)
             if offered is None or num_draft == 0 or not tokens:
                 continue

@@ -126,7 +126,7 @@ class RequestTracker:
             return None
         # The salt of a request whose arrival went unnoticed is not known: it must share nothing.
         namespace = None if new is None else namespace_of(new.cache_salt, request.lora_request)
-        self._drafter.start(request_id, token_ids[: request.num_prompt_tokens], namespace=namespace)
+        self._drafter.start(request_id, _text_of(request, token_ids), namespace=namespace)
         params = request.sampling_params
         limit = None if params is None else params.max_tokens
         ends = () if params is None else (params.eos_token_id, *(params.stop_token_ids or ()))
@@ -165,3 +165,15 @@ class RequestTracker:
         if known is not None and not known.stopped:
             self.num_ended += 1
             self._drafter.stop(request_id)
+
+
+def _text_of(request: Any, token_ids: Any) -> Any:
+    """The prompt without the placeholders of images and the like: one id over and over, which nobody says."""
+    prompt = token_ids[: request.num_prompt_tokens]
+    places = [feature.mm_position for feature in getattr(request, "mm_features", None) or ()]
+    if not places:
+        return prompt
+    is_text = np.ones(len(prompt), dtype=np.bool_)
+    for place in places:
+        is_text[place.offset : place.offset + place.length] = False
+    return prompt[is_text]

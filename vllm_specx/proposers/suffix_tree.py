@@ -40,7 +40,9 @@ class SuffixTreeProposer(RunsOnV2, DrafterProposer):
         if self._keeper is not None:
             self._keeper.attach(self._text, self._requests)
             self._keeper.open(self)
-        self._member = join_fleet(self._options, vllm_config, self, self._text.memory.capacity, self._policy)
+        if self._options.fleet is not None:  # a head alone has no text to share
+            capacity = self._text.memory.capacity
+            self._member = join_fleet(self._options, vllm_config, self, capacity, self._policy)
         if self._member is not None:
             self._member.attach(self._text)
 
@@ -104,7 +106,8 @@ class SuffixTreeProposer(RunsOnV2, DrafterProposer):
 
     def _forget_alone(self, *, rewrite: bool = False) -> int:
         """Forget all, without a word to the fleet of what live requests have said by now."""
-        self._text.on_answer = None
+        if self._member is not None:
+            self._text.on_answer = None
         num_documents = self._change_memory(self._forget, rewrite=rewrite)
         if self._member is not None:
             self._member.clear()

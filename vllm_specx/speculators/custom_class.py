@@ -29,6 +29,7 @@ class Request:
     prompt_embeds: torch.Tensor | None
     sampling_params: Any
     lora_request: Any
+    mm_features: Any
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -138,7 +139,11 @@ class CustomClassSpeculator(BaseSpeculator):
             new
         ) in scheduler_output.scheduled_new_reqs:  # requests that were preempted come back as these, too
             self._requests[new.req_id] = Request(
-                new.prompt_token_ids, new.prompt_embeds, new.sampling_params, new.lora_request
+                new.prompt_token_ids,
+                new.prompt_embeds,
+                new.sampling_params,
+                new.lora_request,
+                new.mm_features,
             )
             self._tokens[new.req_id] = Tokens(new.prefill_token_ids)
 
