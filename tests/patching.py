@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import vllm_contract
 
 from vllm_specx._compat.fingerprints import FINGERPRINTS
 from vllm_specx._compat.versions import minor_of
@@ -57,16 +58,18 @@ def installed_vllm() -> tuple[Path, str] | None:
 
 
 def pristine_sources(minor: str, cache: Path) -> Path:
-    """Folder with the released SOURCES of vLLM `minor`.0: the installed one's, else taken from the wheel.
+    """Folder with released sources of vLLM `minor`.0: the installed one's, else taken from the wheel.
 
-    The wheel is fetched once and only SOURCES are kept, in `cache`. Where it cannot be fetched the test
-    fails in CI and is skipped elsewhere.
+    The wheel is fetched once, and SOURCES and what the contract looks at are kept of it, in `cache`. Where it cannot
+    be fetched the test fails in CI and is skipped elsewhere.
     """
     installed = installed_vllm()
     if installed is not None and installed[1] == minor:
         return installed[0]
     home = cache / "vllm-sources" / f"{minor}.0"
-    if all((home / name).is_file() for name in SOURCES):
+    wanted = {*SOURCES, *vllm_contract.files()}
+    kept = home / "names"  # what was asked for; a release need not have all of it
+    if kept.is_file() and wanted <= {*kept.read_text().split()}:
         return home
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home.parent) as scratch:
@@ -79,9 +82,9 @@ def pristine_sources(minor: str, cache: Path) -> Path:
             give_up(f"the sources of vLLM {minor}.0 cannot be downloaded: {result.stderr.strip()[-300:]}")
         (wheel,) = Path(scratch).glob("*.whl")
         with zipfile.ZipFile(wheel) as archive:
-            archive.extractall(Path(scratch, "tree"), SOURCES)
-        shutil.rmtree(home, ignore_errors=True)
-        Path(scratch, "tree").rename(home)
+            archive.extractall(Path(scratch, "tree"), sorted(wanted & {*archive.namelist()}))
+        shutil.copytree(Path(scratch, "tree"), home, dirs_exist_ok=True)
+    kept.write_text("\n".join(sorted(wanted)))
     return home
 
 

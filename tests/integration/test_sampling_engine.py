@@ -231,7 +231,11 @@ def test_speculative_sampling_follows_the_law(sampled, law, method):
     assert homogeneity_p_value(run.counts, sampled("plain").counts) > ALPHA
 
 
-@pytest.mark.runs("EAGLE-3, hybrid, Medusa", "vLLM 0.32, V1 on the CPU", "law of sampled tokens, chi-square")
+@pytest.mark.runs(
+    "EAGLE-3 in the worker, EAGLE-3 with AdaptiveScheduler, hybrid, Medusa",
+    "vLLM 0.32, V1 on the CPU",
+    "law of sampled tokens, chi-square",
+)
 @pytest.mark.parametrize("method", WITH_HEAD)
 def test_sampling_with_a_head_follows_the_law(sampled, law, method):
     run = sampled(method)
