@@ -17,8 +17,9 @@ from vllm_specx.simulate.loop import run
 from vllm_specx.simulate.texts import Texts, load_texts
 from vllm_specx.tuner import CostModel, Step, Tuner
 
-SQL = Path("/work/shared/data/replay/sql.jsonl")
-TOKENIZER = Path(__file__).parents[2] / ".cache" / "SmolLM2-135M-Instruct"
+ROOT = Path(__file__).parents[2]
+SQL = ROOT.parent / "shared" / "data" / "replay" / "sql.jsonl"
+TOKENIZER = ROOT / ".cache" / "SmolLM2-135M-Instruct"
 
 
 def phrases(num=24, length=40, seed=0):

@@ -1,7 +1,7 @@
 """The file that `specx bench --json` writes, read back and checked; and files made from it, written whole."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from pathlib import Path
 from types import NoneType
@@ -94,20 +94,20 @@ def settings_of(document: Mapping[str, Any]) -> BenchSettings:
         raise BenchError(f"the settings in the file: {error}") from error
 
 
-def check_out(out: Path, source: Path, force: bool) -> None:
+def check_out(out: Path, sources: Sequence[Path], force: bool, flag: str = "--out") -> None:
     """Refuse an output that could not be written, or would replace what it must not. Raises BenchError."""
     try:
-        check_writable(out, "--out")
+        check_writable(out, flag)
         if not out.exists():
             return
-        if source.exists() and out.samefile(source):
-            raise BenchError(f"--out {out}: is the file that is read")
+        if any(source.exists() and out.samefile(source) for source in sources):
+            raise BenchError(f"{flag} {out}: is {'the' if len(sources) == 1 else 'a'} file that is read")
         if not out.is_file():
-            raise BenchError(f"--out {out}: is not a regular file")
+            raise BenchError(f"{flag} {out}: is not a regular file")
     except OSError as error:
-        raise BenchError(f"--out {out}: {error.strerror or error}") from error
+        raise BenchError(f"{flag} {out}: {error.strerror or error}") from error
     if not force:
-        raise BenchError(f"--out {out} exists: replace it with --force")
+        raise BenchError(f"{flag} {out} exists: replace it with --force")
 
 
 def write_out(out: Path, text: str) -> None:

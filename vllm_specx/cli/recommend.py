@@ -26,7 +26,7 @@ def recommend(
     from vllm_specx.recommend import recipe, recommend, select
 
     with edge():
-        check_out(out, bench, force)
+        check_out(out, [bench], force)
         document = read_document(bench)
         numbers = () if concurrency is None else whole_numbers(concurrency, "--concurrency")
         rows = select(document, workload or (), numbers)

@@ -20,6 +20,6 @@ def report(
     from vllm_specx.report import page
 
     with edge():
-        check_out(out, bench, force)
+        check_out(out, [bench], force)
         write_out(out, page(read_document(bench), bench.name))
         print(f"page: {out}")

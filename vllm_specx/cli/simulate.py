@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from vllm_specx.bench.errors import BenchError, EngineFailed
+from vllm_specx.bench.errors import EngineFailed
 from vllm_specx.cli._edge import edge
 from vllm_specx.simulate.settings import default, help_text
 
@@ -53,6 +53,7 @@ def simulate(
     from rich.console import Console
 
     from vllm_specx.bench.costs import load_costs
+    from vllm_specx.bench.document import check_out
     from vllm_specx.bench.meter import meter
     from vllm_specx.bench.provenance import provenance
     from vllm_specx.bench.report import write_json
@@ -82,7 +83,7 @@ def simulate(
         )
         several = None if sweep is None else Sweep.parse(sweep)
         if json_path is not None:
-            _check_json(json_path, (traces, costs), force)
+            check_out(json_path, [traces, costs or PACKAGED], force, "--json")
         table = load_costs(costs or PACKAGED)
         timed = rate is None and (several is None or several.name != "rate")
         texts = load_texts(traces, tokenizer, limit, timed=timed)
@@ -97,21 +98,3 @@ def simulate(
                     f"--json {json_path}: cannot be written: {error.strerror or error}"
                 ) from error
             print(f"every number: {json_path}")
-
-
-def _check_json(path: Path, sources: tuple[Path | None, ...], force: bool) -> None:
-    """Refuse a file that could not be written, or must not be replaced. Raises BenchError."""
-    from vllm_specx.bench.report import check_writable
-
-    try:
-        check_writable(path)
-        if not path.exists():
-            return
-        if any(source is not None and source.exists() and path.samefile(source) for source in sources):
-            raise BenchError(f"--json {path}: is a file that is read")
-        if not path.is_file():
-            raise BenchError(f"--json {path}: is not a regular file")
-    except OSError as error:
-        raise BenchError(f"--json {path}: {error.strerror or error}") from error
-    if not force:
-        raise BenchError(f"--json {path} exists: replace it with --force")
