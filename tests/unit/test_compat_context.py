@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from vllm_specx._compat import context
 
@@ -20,18 +21,13 @@ ARGUMENTS = dict.fromkeys(
 )
 
 
-class Logits:
-    """Its argmax is what `values` holds at the time of the call."""
+def logits_of(*choices: int) -> torch.Tensor:
+    """(len(choices), 10) with these for argmax."""
+    return torch.nn.functional.one_hot(torch.tensor(choices), 10).to(torch.bfloat16)
 
-    def __init__(self, *values: int) -> None:
-        self.values = list(values)
 
-    def argmax(self, dim: int) -> Logits:
-        assert dim == -1
-        return Logits(*self.values)
-
-    def int(self) -> list[int]:
-        return self.values
+def metadata_of(*num_draft_tokens: int) -> Any:
+    return SimpleNamespace(num_draft_tokens=list(num_draft_tokens))
 
 
 class Drafter:
@@ -45,7 +41,7 @@ class Drafter:
 
 
 class Runner(SimpleNamespace):
-    _sample = context._sample(lambda self, logits, metadata: logits.values.clear() or "sampled")
+    _sample = context._sample(lambda self, logits, metadata: logits.zero_() is not None and "sampled")
     _input_fits_in_drafter = context._fits(lambda self, metadata: "vLLM's answer")
     propose_draft_token_ids = context._propose(lambda self, *args: ("vLLM's call", args))
 
@@ -83,7 +79,7 @@ def step(target: Runner, num_draft_tokens: list[int] | None = None) -> Any:
 )
 def test_others_are_called_as_vllm_does(method: str | None, flags: dict[str, bool]) -> None:
     target = runner(method, **flags)
-    assert target._sample(Logits(7), "metadata") == "sampled"
+    assert target._sample(logits_of(7, 8), metadata_of(1)) == "sampled"
     assert not hasattr(target, "_target_token_ids")
     assert target._input_fits_in_drafter("metadata") == "vLLM's answer"
     assert step(target)[0] == "vLLM's call"
@@ -94,17 +90,19 @@ def test_rank_without_a_drafter() -> None:
     target = runner()
     del target.drafter
     assert target._input_fits_in_drafter("metadata") == "vLLM's answer"
-    assert target._sample(Logits(7), None) == "sampled"
+    assert target._sample(logits_of(7), None) == "sampled"
 
 
 def test_context_of_a_step() -> None:
     target = runner(wants_context=True, wants_target_token_ids=True)
-    assert target._sample(Logits(7, 8, 9), "metadata") == "sampled"  # empties the logits in place
+    assert target._sample(logits_of(7, 8, 9), metadata_of(1, 0)) == "sampled"  # clears the logits in place
     assert step(target, [1, 0]) == "drafts"
     (call,) = target.drafter.calls
     assert set(call) == {"slot_mappings", "context"}
     seen = call["context"]
-    assert (seen.req_ids, seen.num_draft_tokens, seen.target_token_ids) == (["a", "b"], [1, 0], [7, 8, 9])
+    assert (seen.req_ids, seen.num_draft_tokens) == (["a", "b"], [1, 0])
+    assert seen.target_token_ids.tolist() == [7, 8, -1], "the second row had no draft"
+    assert seen.target_token_ids.dtype == torch.int32
     assert (seen.num_spec_tokens, seen.max_model_len, seen.requests) == (5, 64, {"a": 1, "b": 2})
 
     target.input_batch.req_ids.reverse()
@@ -113,17 +111,20 @@ def test_context_of_a_step() -> None:
 
 def test_choices_do_not_outlive_their_step() -> None:
     target = runner(wants_context=True, wants_target_token_ids=True)
-    target._sample(Logits(7, 8), "metadata")
+    target._sample(logits_of(7, 8), metadata_of(1))
     step(target, [1])
-    target._sample(Logits(7), None)  # without drafts there is nothing to know beside the sampled token
+    target._sample(logits_of(7), None)  # without drafts there is nothing to know beside the sampled token
     step(target)
-    assert [call["context"].target_token_ids for call in target.drafter.calls] == [[7, 8], None]
+    target._sample(logits_of(7), metadata_of(0))
+    step(target, [0])
+    told = [call["context"].target_token_ids for call in target.drafter.calls]
+    assert (told[0].tolist(), told[1:]) == ([7, 8], [None, None])
     assert target.drafter.calls[1]["context"].num_draft_tokens is None
 
 
 def test_choices_are_taken_only_when_wanted() -> None:
     target = runner(wants_context=True)
-    target._sample(Logits(7, 8), "metadata")
+    target._sample(logits_of(7, 8), metadata_of(1))
     step(target, [1])
     assert target.drafter.calls[0]["context"].target_token_ids is None
 

@@ -128,7 +128,7 @@ def test_each_version_has_its_patches(minor: str) -> None:
         "0001-proposer-context.diff",
         "0002-cpu-rejection-expand.diff",
         "0003-cpu-kernel-rebind.diff",
-        "0004-cpu-empty-top-k.diff",
+        "0004-no-draft-sampling.diff",
         "0005-drafter-calls.diff",
     ]
     others = {

@@ -57,7 +57,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 @pytest.fixture
 def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[_compat.PatchState]:
     """Patches that went in, without a vLLM."""
-    made = _compat.PatchState("0.32", ("proposer-context",), ("cpu-empty-top-k",))
+    made = _compat.PatchState("0.32", ("proposer-context",), ("no-draft-sampling",))
     monkeypatch.setattr(plugin, "register", lambda: None)
     monkeypatch.setattr(_compat, "install", lambda: made)
     monkeypatch.setattr(installation, "check_supported", lambda: made.version)
@@ -143,7 +143,7 @@ def test_patches(state: _compat.PatchState, monkeypatch: pytest.MonkeyPatch) -> 
     found = installation.patches()
     assert found.level == "ok"
     assert "at run time: proposer-context; " in found.text
-    assert found.text.endswith("cpu-empty-top-k")
+    assert found.text.endswith("no-draft-sampling")
     for error, remedy in (
         (_compat.UnsupportedVLLM("other code"), "unmodified release"),
         (_compat.PatchConflict("was replaced"), "VLLM_PLUGINS=specx"),
@@ -182,7 +182,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for target in ("vllm.a:f", "vllm.b:g")
         },
     )
-    monkeypatch.setattr(installation, "TARGETS", {"cpu-empty-top-k": ("vllm.a:f",), "": ("vllm.b:g",)})
+    monkeypatch.setattr(installation, "TARGETS", {"no-draft-sampling": ("vllm.a:f",), "": ("vllm.b:g",)})
     return tmp_path / "vllm"
 
 

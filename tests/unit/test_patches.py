@@ -118,8 +118,8 @@ def test_expand_of_the_diff_is_that_of_the_runtime(patched: Path) -> None:
 
 def function_of(source: str, target: str, scope: dict[str, Any]) -> Any:
     """The function `target` names, taken out of its module and run in `scope`."""
-    name = target.partition(":")[2]
-    (function,) = (n for n in ast.parse(source).body if isinstance(n, ast.FunctionDef) and n.name == name)
+    name = target.partition(":")[2].rpartition(".")[2]
+    (function,) = (n for n in ast.walk(ast.parse(source)) if getattr(n, "name", None) == name)
     future = ast.parse("from __future__ import annotations").body
     exec(compile(ast.Module([*future, function], []), "extract", "exec"), scope)
     return scope[name]
@@ -146,15 +146,19 @@ def test_kernel_scan_passes_over_odd_objects(pristine: Path, patched: Path) -> N
         assert not hasattr(owner, "_kernel_arg_names")
 
 
-def test_top_k_of_no_rows(pristine: Path, patched: Path) -> None:
-    torch = pytest.importorskip("torch")
-    from vllm_specx._compat import cpu_top_k
+def test_a_step_without_drafts_goes_to_the_sampler(pristine: Path, patched: Path) -> None:
+    from vllm_specx._compat import no_draft_sampling
 
-    def top_k(folder: Path) -> Any:
-        return function_of(read(folder, fingerprints.TOP_K), fingerprints.TOP_K, {"torch": torch})
+    def forward(folder: Path) -> Any:
+        return function_of(read(folder, fingerprints.REJECT), fingerprints.REJECT, {"MAX_SPEC_LEN": 8})
 
-    assert not cpu_top_k.survives_no_rows(top_k(pristine))
-    for function in (top_k(patched), cpu_top_k._top_k(top_k(pristine))):
-        assert cpu_top_k.survives_no_rows(function)
-        kept = function(torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([2]))
-        assert kept.tolist() == [[-torch.inf, 3.0, 2.0]]
+    told: list[Any] = []
+    owner = SimpleNamespace(sampler=lambda **given: told.append(given) or "sampled")
+    nothing = SimpleNamespace(max_spec_len=0)  # it has none of what pristine vLLM reads next
+    with pytest.raises(AttributeError):
+        forward(pristine)(owner, nothing, None, "logits", "sampling")
+    for function in (forward(patched), no_draft_sampling._forward(forward(pristine))):
+        assert function(owner, nothing, None, "logits", "sampling") == "sampled"
+        assert told.pop() == {"logits": "logits", "sampling_metadata": "sampling"}
+        with pytest.raises(AttributeError):  # and other steps to what was there
+            function(owner, SimpleNamespace(max_spec_len=1), None, "logits", "sampling")

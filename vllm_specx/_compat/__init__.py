@@ -11,8 +11,8 @@ from vllm_specx._compat import (
     context,
     cpu_kernels,
     cpu_sampling,
-    cpu_top_k,
     drafter_calls,
+    no_draft_sampling,
     shutdown_window,
     v2_speculators,
 )
@@ -63,7 +63,7 @@ def install() -> PatchState:
         if not context.is_present():
             context.install_scheduler_side()
             needed.append(context.PATCH)
-        for patch in (cpu_sampling, cpu_kernels, cpu_top_k):
+        for patch in (cpu_sampling, cpu_kernels, no_draft_sampling):
             if patch.is_needed():
                 patch.install()
                 needed.append(patch.PATCH)
@@ -79,7 +79,7 @@ def install() -> PatchState:
             context,
             cpu_sampling,
             cpu_kernels,
-            cpu_top_k,
+            no_draft_sampling,
             drafter_calls,
             v2_speculators,
             shutdown_window,

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from vllm_specx._compat import drafter_calls, fingerprints
 from vllm_specx._compat.apply import is_applied, replace
 from vllm_specx._compat.versions import check_supported
@@ -45,9 +47,9 @@ class ProposerContext:
     num_draft_tokens: list[int] | None
     """Drafts verified per row in this step; None if no row had any."""
     target_token_ids: torch.Tensor | None
-    """int32, (sum(num_draft_tokens) + num_reqs,): the target's argmax at each draft position and at the
-    bonus position, row by row, after the grammar's mask; None without drafts and unless
-    `wants_target_token_ids`."""
+    """int32, (sum(num_draft_tokens) + num_reqs,), on the host: the target's argmax at each draft position and at
+    the bonus position, row by row, after the grammar's mask; -1 for a row without drafts. None where no row
+    had any, and unless `wants_target_token_ids`."""
     sample_hidden_states: torch.Tensor
     """(sum(num_draft_tokens) + num_reqs, hidden_size): what the logits came from."""
     aux_hidden_states: list[torch.Tensor] | None
@@ -145,10 +147,23 @@ def _sample(original: Callable[..., Any]) -> Any:
         # Before sampling, because logits processors change the logits in place.
         wanted = spec_decode_metadata is not None and _wants_context(self)
         if wanted and getattr(self.drafter, "wants_target_token_ids", False):
-            self._target_token_ids = logits.argmax(dim=-1).int()
+            self._target_token_ids = _target_choices(logits, spec_decode_metadata.num_draft_tokens)
         return original(self, logits, spec_decode_metadata)
 
     return _sample
+
+
+def _target_choices(logits: Any, num_draft_tokens: list[int]) -> torch.Tensor | None:
+    import torch
+
+    counts = np.asarray(num_draft_tokens)
+    if not counts.any():
+        return None
+    places = torch.from_numpy(np.flatnonzero(np.repeat(counts > 0, counts + 1)))
+    chosen = torch.full(logits.shape[:1], -1, dtype=torch.int32)
+    # In half precision argmax takes ten times as long on a CPU.
+    chosen[places] = logits[places.to(logits.device)].float().argmax(dim=-1).int().to(chosen.device)
+    return chosen
 
 
 def _fits(original: Callable[..., Any]) -> Any:

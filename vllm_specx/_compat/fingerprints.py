@@ -22,7 +22,7 @@ CREATE = "vllm.v1.spec_decode.custom_class_proposer:create_custom_proposer"
 FROM_REQUEST = "vllm.v1.core.sched.output:NewRequestData.from_request"
 EXPAND = "vllm.utils.cpu_triton_utils:_expand_kernel_impl"
 REBIND = "vllm.triton_utils.dispatcher:_rebind_kernels"
-TOP_K = "vllm.v1.sample.ops.topk_topp_sampler:apply_top_k_only"
+REJECT = "vllm.v1.sample.rejection_sampler:RejectionSampler.forward"
 SHUTDOWN = "vllm.v1.engine.utils:get_engine_process_shutdown_timeout"
 WRAPPER = "vllm.v1.worker.worker_base:WorkerWrapperBase.__getattr__"
 UNSUPPORTED = "vllm.config.vllm:VllmConfig._get_v2_model_runner_unsupported_features"
@@ -50,7 +50,7 @@ FINGERPRINTS = {
     CREATE: {"0.32": "8cd790ffe8fdda2f", "0.33": "8cd790ffe8fdda2f"},
     FROM_REQUEST: {"0.32": "296f054ec84b20ed", "0.33": "296f054ec84b20ed"},
     REBIND: {"0.32": "69650cc6627a1bf3", "0.33": "69650cc6627a1bf3"},
-    TOP_K: {"0.32": "32e0c77ea8b9d328", "0.33": "32e0c77ea8b9d328"},
+    REJECT: {"0.32": "dc759367918d92c6", "0.33": "88dd10ed7842b06a"},
     WRAPPER: {"0.32": "4448f957f399b343", "0.33": "4448f957f399b343"},
     SHUTDOWN: {"0.32": "6c911ccf670700db", "0.33": "3bf402f6cf628617"},
     EXPAND: {"0.32": "cb72d4d389c5be6d", "0.33": "cb72d4d389c5be6d"},

@@ -20,8 +20,8 @@ from vllm_specx._compat import (
     context,
     cpu_kernels,
     cpu_sampling,
-    cpu_top_k,
     drafter_calls,
+    no_draft_sampling,
     shutdown_window,
     v2_speculators,
 )
@@ -45,7 +45,7 @@ TARGETS: Final[dict[str, tuple[str, ...]]] = {
     context.PATCH: (known.PROPOSE, known.SAMPLE, known.FITS, known.CREATE, known.FROM_REQUEST),
     cpu_sampling.PATCH: (known.EXPAND,),
     cpu_kernels.PATCH: (known.REBIND,),
-    cpu_top_k.PATCH: (known.TOP_K,),
+    no_draft_sampling.PATCH: (known.REJECT,),
     drafter_calls.PATCH: (known.WRAPPER,),
     shutdown_window.PATCH: (known.SHUTDOWN,),
     v2_speculators.PATCH: (
