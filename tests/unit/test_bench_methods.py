@@ -26,6 +26,8 @@ def test_options_for_vllm(tmp_path):
         "speculative_config": {"model": "vllm_specx.SuffixTreeProposer", "num_speculative_tokens": 7},
         "additional_config": {"specx": {"alpha": 0.1}},
     }
+    both = engine_options("suffix-tree+lookahead", given)
+    assert both["additional_config"]["specx"] == {"alpha": 0.1, "drafters": ["suffix_tree", "lookahead"]}
     assert METHODS["suffix-tree"].speculative_config["num_speculative_tokens"] == 16
 
 

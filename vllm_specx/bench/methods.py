@@ -26,7 +26,7 @@ class Method:
     needs: tuple[str, ...] = ()
     hint: str = ""
     is_ours: bool = False  # it takes all of our options
-    options: Mapping[str, Any] | None = None  # or these
+    options: Mapping[str, Any] | None = None  # and these, which go before
     head: str = ""
 
 
@@ -55,6 +55,7 @@ METHODS: dict[str, Method] = {
     "suffix-tree+lookahead": Method(
         "the suffix tree with Lookahead behind it",
         {"model": "vllm_specx.SuffixTreeProposer", "num_speculative_tokens": 16},
+        is_ours=True,
         options={"drafters": ["suffix_tree", "lookahead"]},
     ),
     "medusa": Method(
@@ -136,7 +137,8 @@ def engine_options(name: str, settings: BenchSettings) -> dict[str, Any]:
     if method.is_ours:
         if ":" not in name:
             speculative["num_speculative_tokens"] = settings.num_speculative_tokens
-        options["additional_config"] = {"specx": dict(settings.specx_options or {})}
+        ours = {**(settings.specx_options or {}), **(method.options or {})}
+        options["additional_config"] = {"specx": ours}
     elif method.options is not None:
         options["additional_config"] = {"specx": dict(method.options)}
     if method.head == "model":

@@ -150,7 +150,9 @@ class _Run:
         for phase in phases:
             self.tell(f"{workload.name} at {concurrency}, {phase}, repeat {repeat + 1}")
             label = f"{workload.name}-{concurrency}-{repeat}-{phase}"
-            job = Job(label, workload.token_ids, lengths, concurrency, self.settings.natural)
+            rounds = self.settings.rounds
+            prompts = [*workload.token_ids] * rounds
+            job = Job(label, prompts, [*lengths] * rounds, concurrency, self.settings.natural)
             done = take_turns(self.workers, job, order, self.settings.turns)
             results |= {(method, phase): result for method, result in done.items()}
         return [
@@ -163,7 +165,9 @@ class _Run:
                 "place": order.index(method),
                 **measure(results[method, phase]),
                 "requests": requests(
-                    workload.ids, results[method, phase].traces, results[BASELINE, phase].traces
+                    workload.ids * self.settings.rounds,
+                    results[method, phase].traces,
+                    results[BASELINE, phase].traces,
                 ),
             }
             for method in self.choice.methods

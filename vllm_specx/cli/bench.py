@@ -24,6 +24,7 @@ def bench(
     repeats: Annotated[int, typer.Option(help=help_text("repeats"))] = default("repeats"),
     turns: Annotated[int, typer.Option(help=help_text("turns"))] = default("turns"),
     limit: Annotated[int | None, typer.Option(help=help_text("limit"))] = default("limit"),
+    rounds: Annotated[int, typer.Option(help=help_text("rounds"))] = default("rounds"),
     dtype: Annotated[str, typer.Option(help=help_text("dtype"))] = default("dtype"),
     max_model_len: Annotated[int | None, typer.Option(help=help_text("max_model_len"))] = default(
         "max_model_len"
@@ -67,6 +68,7 @@ def bench(
             repeats=repeats,
             turns=turns,
             limit=limit,
+            rounds=rounds,
             dtype=dtype,
             max_model_len=max_model_len,
             max_tokens=max_tokens,
