@@ -163,10 +163,7 @@ class DrafterProposer(ABC):
         rows = self._requests.sync(context, sampled, num_tokens, token_ids)
         self._count(step, sampled, context)
         request_ids = [context.req_ids[row] for row in rows]
-        limits = [
-            self._limit(context, request_id, int(num_tokens[row]))
-            for row, request_id in zip(rows, request_ids, strict=True)
-        ]
+        limits = self._limits(context, rows, request_ids, num_tokens)
         drafts = self._draft(rows, request_ids, limits)
         if self._is_enabled:
             lengths = within(self._policy.choose([draft.reach for draft in drafts]), self._room)
@@ -174,26 +171,28 @@ class DrafterProposer(ABC):
                 logger.debug("specx: %s", self._policy.explain())
         else:  # which tells the policy nothing of what drafts are worth
             lengths = [0] * len(drafts)
-        chosen = checked_drafts(
-            [draft.token_ids[:n] for draft, n in zip(drafts, lengths, strict=True)],
-            limits,
-            self.vocab_size,
-            self._fault,
-        )
         result: list[list[int]] = [[] for _ in sampled]
         # What a request was offered that this step left out is verified when it comes back.
         rest = context.requests.keys() - set(context.req_ids)
         self._offered = {name: offered for name, offered in self._offered.items() if name in rest}
-        for row, request_id, draft, tokens in zip(rows, request_ids, drafts, chosen, strict=True):
-            result[row] = tokens
+        taken = [i for i, n in enumerate(lengths) if n]
+        chosen = checked_drafts(
+            [drafts[i].token_ids[: lengths[i]] for i in taken],
+            [limits[i] for i in taken],
+            self.vocab_size,
+            self._fault,
+        )
+        for i, tokens in zip(taken, chosen, strict=True):
+            lengths[i] = len(tokens)
             if tokens:
-                self._offered[request_id] = Offered(
-                    self._kind_of(row, request_id), draft.reach[: len(tokens)]
-                )
+                row, request_id = rows[i], request_ids[i]
+                result[row] = tokens
+                reach = drafts[i].reach[: len(tokens)]
+                self._offered[request_id] = Offered(self._kind_of(row, request_id), reach)
         decision = self._policy.last
         reason = self._policy.reason if decision is None else decision.reason
         self.metrics.chosen(
-            list(map(len, chosen)),
+            lengths,
             decision,
             reason if self._is_enabled else "disabled",
             time.perf_counter() - start,
@@ -238,17 +237,26 @@ class DrafterProposer(ABC):
         """Account for the step that has just been sampled, before the drafter is told what was committed."""
         self._policy.update(step)
 
-    def _limit(self, context: Any, request_id: str, num_tokens: int) -> int:
-        """Most draft tokens of a request; of these and the bonus token, none may lie beyond max_model_len."""
+    def _limits(
+        self, context: Any, rows: Sequence[int], request_ids: Sequence[str], num_tokens: Any
+    ) -> list[int]:
+        """Most draft tokens of each request; of these and the bonus token, none may lie beyond max_model_len."""
         if not self._is_enabled:
-            return 0
-        by_itself = self._requests.max_draft(request_id)
-        return max(0, min(context.num_spec_tokens, context.max_model_len - num_tokens - 1, by_itself))
+            return [0] * len(rows)
+        most, end, by_itself = context.num_spec_tokens, context.max_model_len - 1, self._requests.max_draft
+        counts = np.asarray(num_tokens).tolist()
+        return [
+            max(0, min(most, end - counts[row], by_itself(request_id)))
+            for row, request_id in zip(rows, request_ids, strict=True)
+        ]
 
     def _draft(
         self, rows: Sequence[int], request_ids: Sequence[str], limits: Sequence[int]
     ) -> Sequence[Draft]:
         """One draft per request; the drafter looks only for those that may have one."""
+        if all(limits):
+            drafts: list[Draft] = self.drafter.propose(request_ids, limits)
+            return drafts
         # One is asked for in any case: until then the drafter puts off what it observes.
         asked = [i for i, limit in enumerate(limits) if limit] or list(range(len(limits)))[:1]
         drafts = [NO_DRAFT] * len(limits)
