@@ -7,7 +7,7 @@
 Answers are token ids; where the file does not exist, plain vLLM writes them once, with the lengths of the bench: this
 alone needs an engine. Then each cold cell of the methods none and suffix-tree is simulated with the real drafter and
 tuner, and the table's step times: tokens per step and tokens per second, measured and simulated, and the ratio of the
-two. Prefix caching, if the bench had it, is not simulated.
+two. Prefix caching, if the bench had it, is not simulated. (Two replicas, and their fleet: simulate_replicas.py.)
 """
 
 import argparse
@@ -64,11 +64,12 @@ def simulated(
     method: str,
     concurrency: int,
     max_n: int,
+    prefill_us: float | None = None,
 ) -> dict[str, Any]:
     """Tokens per step and per second, and what else `measure` gives."""
     texts, stream = closed_loop(prompts, outputs)
     settings = SimulateSettings(replicas=1, max_num_seqs=concurrency, max_n=max_n, drafting="exact")
-    times = StepTimes.of(table, max_num_seqs=concurrency, max_n=max_n, prefill_us=None)
+    times = StepTimes.of(table, max_num_seqs=concurrency, max_n=max_n, prefill_us=prefill_us)
     world = world_of(settings, texts, stream, no_curve(texts), times)
     rules = rules_of(settings, stream, times, METHODS[method], most_seen=0)
     if method == "none":
@@ -80,7 +81,11 @@ def simulated(
 
 
 def compare(
-    document: Mapping[str, Any], answers: Mapping[str, Any], table: CostTable, max_n: int
+    document: Mapping[str, Any],
+    answers: Mapping[str, Any],
+    table: CostTable,
+    max_n: int,
+    prefill_us: float | None = None,
 ) -> Iterator[dict[str, Any]]:
     """A row for each cold cell of a method that can be simulated."""
     for row in document["summary"]:
@@ -95,6 +100,7 @@ def compare(
             method=method,
             concurrency=row["concurrency"],
             max_n=int(given or max_n),
+            prefill_us=prefill_us,
         )
         yield {
             "workload": row["workload"],
@@ -178,6 +184,7 @@ def main() -> None:
     parser.add_argument("bench", type=Path)
     parser.add_argument("--costs", type=Path, required=True)
     parser.add_argument("--answers", type=Path, required=True, help="made if it does not exist")
+    parser.add_argument("--prefill-us", type=float, help="for each prompt token; see specx simulate")
     parser.add_argument("--out", type=Path, help="write the comparison as JSON")
     args = parser.parse_args()
     try:
@@ -187,7 +194,8 @@ def main() -> None:
         answers = check_answers(document, json.loads(args.answers.read_text(encoding="utf-8")))
     except ValueError as error:  # BenchError is one
         parser.error(str(error))
-    rows = list(compare(document, answers, table, settings_of(document).num_speculative_tokens))
+    max_n = settings_of(document).num_speculative_tokens
+    rows = list(compare(document, answers, table, max_n, args.prefill_us))
     print("workload", "conc.", "method", "tokens/step: measured", "simulated", "ratio", sep="\t", end="\t")
     print("tokens/s: measured", "simulated", "ratio", sep="\t")
     for row in rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from drafters import SuffixTreeDrafter
-from vllm_specx.fleet.link import LinkError
+from vllm_specx.fleet.link import Link, LinkError
 from vllm_specx.fleet.member import Line, Member
 from vllm_specx.fleet.messages import encode, settings_of
 from vllm_specx.fleet.options import FleetConfig
@@ -112,3 +113,13 @@ def wait_for(holds: Callable[[], Any], *replicas: Replica, seconds: float = 60.0
         for replica in replicas:
             replica.tick()
         time.sleep(0.005)  # threads and other processes are at work
+
+
+def status_of(options: FleetConfig, shard: int = 0) -> dict[str, Any]:
+    """What a shard says of itself; by a line of its own, as a line is one thread's."""
+    line = Link(options.address, settings_of(options))
+    line.open()
+    try:
+        return json.loads(line.call(shard, "status"))
+    finally:
+        line.close()

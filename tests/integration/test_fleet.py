@@ -5,22 +5,19 @@ No engine: a replica here is a drafter with its member, as a worker has them.
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
-from fleet import Replica, wait_for
+from fleet import Replica, status_of, wait_for
+from ray_cluster import Cluster, running
 from serving import free_port
 
 from vllm_specx.config import ConfigError
@@ -39,69 +36,10 @@ def ids(n: int, seed: int = 0) -> Any:
     return np.random.default_rng(seed).integers(0, 50_000, n)
 
 
-class Cluster:
-    """A head on the loopback, with nothing of another cluster's."""
-
-    def __init__(self) -> None:
-        self.port = free_port()
-        self.address = f"127.0.0.1:{self.port}"
-        self._folders: list[Path] = []
-
-    def start(self) -> None:
-        """Start it, or start it again where it was."""
-        # The paths of sockets must be short.
-        self._temporary = Path("/tmp") / f"specx-{os.getpid()}-{self.port}-{len(self._folders)}"
-        self._folders.append(self._temporary)
-        done = subprocess.run(
-            [
-                str(Path(sys.executable).with_name("ray")), "start", "--head", f"--port={self.port}",
-                "--node-ip-address=127.0.0.1", "--num-cpus=1", "--include-dashboard=false", "--disable-usage-stats",
-                "--object-store-memory=80000000", f"--temp-dir={self._temporary}",
-            ],
-            capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-
-    def processes(self, name: str = "") -> list[psutil.Process]:
-        """Those of this cluster, by a word of their command line."""
-        found = []
-        for process in psutil.process_iter(["cmdline"]):
-            line = " ".join(process.info["cmdline"] or [])
-            if str(self._temporary) in line and name in line:
-                found.append(process)
-        return found
-
-    def kill(self) -> None:
-        """End all of it."""
-        while every := [p for parent in self.processes() for p in [parent, *children(parent)]]:
-            for process in every:
-                with suppress(psutil.NoSuchProcess):
-                    process.kill()
-            psutil.wait_procs(every, timeout=30)
-
-    def stop(self) -> None:
-        """End it and clear up."""
-        self.kill()
-        for folder in self._folders:
-            shutil.rmtree(folder, ignore_errors=True)
-
-
-def children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.NoSuchProcess:
-        return []
-
-
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with pytest.MonkeyPatch.context() as patch:
-        # Ray would take this machine's address for the loopback's; the head and the sidecars inherit this.
-        patch.setenv("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
-        made = Cluster()
-        made.start()
+    with running() as made:
         yield made
-        made.stop()
 
 
 @pytest.fixture
@@ -127,14 +65,7 @@ def replica(cluster: Cluster, request: pytest.FixtureRequest, tmp_path: Path) ->
 
 
 def status(replica: Replica, shard: int = 0) -> dict[str, Any]:
-    """By a line of its own, as a line is one thread's."""
-    options = replica.member._options
-    line = Link(options.address, settings_of(options))
-    line.open()
-    try:
-        return json.loads(line.call(shard, "status"))
-    finally:
-        line.close()
+    return status_of(replica.member._options, shard)
 
 
 def is_shared(writer: Replica, reader: Replica, seed: int) -> None:

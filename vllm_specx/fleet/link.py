@@ -16,7 +16,7 @@ from typing import Final
 
 import msgspec
 
-from vllm_specx.fleet.messages import Settings, encode
+from vllm_specx.fleet.messages import Settings, decode, encode
 
 OPEN_SECONDS: Final = 60.0  # for starting Python, importing Ray, joining a cluster and making the actors
 CALL_SECONDS: Final = 10.0
@@ -146,7 +146,7 @@ class Link:
             received = receive(sock)
             if received is None:
                 raise LinkError("the process that speaks to Ray has ended")
-            answer = msgspec.msgpack.decode(received, type=Answer)
+            answer = decode(received, Answer)
         except TimeoutError as error:
             self.close()
             raise LinkError(f"no answer within {seconds:g} s") from error

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -33,6 +33,8 @@ _LAST_RETRY: Final = 30.0
 _PRIOR_SECONDS: Final = 10.0  # between two reports of what was learnt
 _MOST_TOLD: Final = 1 << 14  # things that wait for the thread
 _CLOSE_SECONDS: Final = 3.0
+
+Report = Callable[[Mapping[str, float]], None]
 
 logger = logging.getLogger("vllm.specx")
 
@@ -93,6 +95,9 @@ class Member:
         self._failure = ""
         self._warned: set[str] = set()
         self._is_over = False
+        self._report: Report | None = None
+        self._num_sent = self._num_received = self._num_failures = 0
+        self._last_exchange = 0.0
         self.is_joined = False
         self.num_joins = 0
         self._answered = threading.Event()  # it is known whether the fleet can be joined
@@ -106,6 +111,11 @@ class Member:
         """Hear of this drafter's answers from now on."""
         drafter.on_answer = self._on_answer
         drafter.memory.ring.touch()  # or steps would wait for pages
+
+    def report_to(self, report: Report) -> None:
+        """Have numbers told as they change, by the thread: a replica without requests has no steps."""
+        self._report = report
+        self._tell_numbers()
 
     def wait(self, drafter: SuffixTreeDrafter) -> None:
         """At the start, wait for what the fleet has learnt, and take it in.
@@ -171,6 +181,20 @@ class Member:
         self._thread.join(_CLOSE_SECONDS)
 
     @property
+    def numbers(self) -> dict[str, float]:
+        """Metrics of one number, see `metrics.layout`."""
+        return {
+            "specx_fleet_joined": float(self.is_joined),
+            "specx_fleet_pushed_texts": sum(peer.num_pushed for peer in self._peers),
+            "specx_fleet_pulled_texts": sum(peer.num_pulled for peer in self._peers),
+            "specx_fleet_absorbed_texts": self._inbox.num_absorbed,
+            "specx_fleet_sent_bytes": self._num_sent,
+            "specx_fleet_received_bytes": self._num_received,
+            "specx_fleet_last_sync_timestamp_seconds": self._last_exchange,
+            "specx_fleet_failures": self._num_failures,
+        }
+
+    @property
     def num_absorbed(self) -> int:
         """Texts of others taken in so far."""
         return self._inbox.num_absorbed
@@ -193,6 +217,7 @@ class Member:
                     return
                 except Refused as error:
                     self._failure = str(error)
+                    self._num_failures += 1
                     self._warn_once("this replica goes on by itself", error)
                     return
                 except (
@@ -201,6 +226,8 @@ class Member:
                     self._lose(error)
                 pause = _FIRST_RETRY if self.is_joined else min(2 * pause, _LAST_RETRY)
                 self.is_joined = False
+                self._num_failures += 1
+                self._tell_numbers()
                 self._line.close()
                 self._answered.set()
                 self._listen()
@@ -208,6 +235,7 @@ class Member:
         finally:
             self._is_over = True
             self.is_joined = False
+            self._tell_numbers()
             self._told.clear()
             self._line.close()
             self._answered.set()
@@ -226,6 +254,8 @@ class Member:
                 self.is_joined = True
                 self.num_joins += 1
                 logger.info("specx: joined fleet %r", self._options.name)
+            self._last_exchange = time.time()
+            self._tell_numbers()
             self._answered.set()
             if self._stop.is_set():
                 return
@@ -249,7 +279,17 @@ class Member:
                 raise
 
     def _ask(self, shard: int) -> Callable[[str, bytes], bytes]:
-        return lambda method, message: self._line.call(shard, method, message)
+        def ask(method: str, message: bytes) -> bytes:
+            answer = self._line.call(shard, method, message)
+            self._num_sent += len(message)
+            self._num_received += len(answer)
+            return answer
+
+        return ask
+
+    def _tell_numbers(self) -> None:
+        if self._report is not None:
+            self._report(self.numbers)
 
     def _listen(self) -> None:
         """Hand on what the steps had to say."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 
@@ -126,3 +126,12 @@ class Synced(msgspec.Struct, frozen=True):
 
 
 encode = msgspec.msgpack.encode
+_Message = TypeVar("_Message")
+
+
+def decode(message: bytes, kind: type[_Message]) -> _Message:
+    """Read what `encode` wrote. Raises ValueError for anything else."""
+    try:
+        return msgspec.msgpack.decode(message, type=kind)
+    except RecursionError as error:
+        raise ValueError(f"no {kind.__name__}: nested too deeply") from error

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Final, Self
 
-from vllm_specx.config import KEY, ConfigError, check_keys, check_value, option, text_option
+from vllm_specx.config import KEY, ConfigError, brief, check_keys, check_value, option, text_option
 
 PREFIX: Final = f"{KEY}.fleet"
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")  # part of an actor's name and of file names
@@ -44,7 +44,7 @@ class FleetConfig:
             check_value(f"{PREFIX}.{f.name}", f, getattr(self, f.name))
         if not _NAME.fullmatch(self.name):
             raise ConfigError(
-                f"{PREFIX}.name must be letters, digits and . _ -, at most 100 of them, got {self.name!r}"
+                f"{PREFIX}.name must be letters, digits and . _ -, at most 100 of them, got {brief(self.name)}"
             )
         if not self.address:
             raise ConfigError(f'{PREFIX}.address must not be empty; "auto" finds the cluster of this machine')
@@ -60,6 +60,6 @@ class FleetConfig:
         if isinstance(options, cls):
             return options
         if not isinstance(options, Mapping):
-            raise ConfigError(f"{PREFIX} must be a mapping of options, got {options!r}")
+            raise ConfigError(f"{PREFIX} must be a mapping of options, got {brief(options)}")
         check_keys(PREFIX, cls, options)
         return cls(**options)

@@ -6,8 +6,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final
 
-import msgspec
-
 from vllm_specx.fleet import messages
 from vllm_specx.fleet.inbox import Inbox
 from vllm_specx.fleet.messages import Join, Joined, Prior, Sync, Synced
@@ -104,6 +102,7 @@ class Peer:
         self._credits: dict[bytes, int] = {}
         self._purges: list[Parts] = []
         self._purged: list[tuple[int, Parts]] = []  # of which the store knows
+        self.num_pushed = self.num_pulled = 0  # texts
 
     def say(self, text: Text) -> None:
         """Have it told with the next exchange."""
@@ -126,7 +125,7 @@ class Peer:
         A store that was made anew has lost what came after its last snapshot: that is told once more, what was to be
         forgotten first.
         """
-        joined = msgspec.msgpack.decode(ask("join", messages.encode(self._join)), type=Joined)
+        joined = messages.decode(ask("join", messages.encode(self._join)), Joined)
         if joined.refused:
             raise Refused(joined.refused)
         if not self._epoch:
@@ -170,15 +169,17 @@ class Peer:
                 inbox.put_purge(parts)
             heard = unpack(synced.texts, self._vocab_size)
             if len(heard):
+                self.num_pulled += len(heard)
                 inbox.put(heard, is_older=before > 0)
             size += len(synced.texts.token_ids)
-            before = synced.more if size < self._most_bytes else 0
+            before = synced.more if len(heard) and size < self._most_bytes else 0  # an empty page is the last
             if not before:
                 self._after = last
 
     def _account(self, texts: Sequence[Text], synced: Synced) -> None:
         """Note what the store has now, and what it cannot lose any more."""
         self._heard = synced.last
+        self.num_pushed += len(texts)
         for text in texts:
             self._sent.add(text, synced.last)
         self._sent.drop(synced.durable)
@@ -201,7 +202,7 @@ class Peer:
             purges=tuple(self._purges),
             priors=dict(priors),
         )
-        synced = msgspec.msgpack.decode(ask("sync", messages.encode(message)), type=Synced)
+        synced = messages.decode(ask("sync", messages.encode(message)), Synced)
         if synced.is_unknown:
             raise Unknown
         return synced

@@ -45,14 +45,14 @@ class Learner:
         """Take over what fits; return its names. Raises ValueError for what is not as it should be."""
         taken = []
         if (reach := priors.get(_REACH)) is not None:
-            arrays = _unpacked(reach)
+            arrays = _unpacked(reach, "weights", "information")
             drafter.calibration.start_from(arrays["weights"], arrays["information"])
             taken.append(_REACH)
         costs = priors.get(self._name)
         if costs is not None and self._costs is not None and self._costs.num_learned == 0:
-            arrays = _unpacked(costs)
+            arrays = _unpacked(costs, "cov")
             side = int(np.sqrt(len(arrays["cov"])))
-            self._costs.start_from({**arrays, "cov": arrays["cov"].reshape(side, -1)})
+            self._costs.start_from({**arrays, "cov": arrays["cov"].reshape(max(side, 1), -1)})
             taken.append(self._name)
         return taken
 
@@ -61,5 +61,7 @@ def _packed(arrays: Mapping[str, NDArray[np.float64]]) -> dict[str, bytes]:
     return {name: array.astype("<f8").tobytes() for name, array in arrays.items()}
 
 
-def _unpacked(prior: Prior) -> dict[str, NDArray[np.float64]]:
+def _unpacked(prior: Prior, *needed: str) -> dict[str, NDArray[np.float64]]:
+    if missing := [name for name in needed if name not in prior.arrays]:
+        raise ValueError(f"{missing[0]} is missing")
     return {name: np.frombuffer(data, dtype="<f8").astype(np.float64) for name, data in prior.arrays.items()}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from typing import Final
 
@@ -15,10 +15,13 @@ import msgspec
 from drafters.memory_file import ForeignMemoryFile, MemoryFileError, Snapshot
 from vllm_specx.fleet import messages, snapshots, texts
 from vllm_specx.fleet.messages import Join, Joined, Prior, Settings, Sync, Synced
-from vllm_specx.fleet.store import Page, Purge, Store
+from vllm_specx.fleet.store import Page, Purge, Store, steady_clock
 
 _PRIOR_SECONDS: Final = 600.0  # after which a better informed one need not be waited for
 _REPLICA_SECONDS: Final = 3600.0  # after which one that was not heard is not listed any more
+_MOST_REPLICAS: Final = 4096
+_MOST_PRIORS: Final = 64
+_PRIOR_BYTES: Final = 1 << 20
 
 logger = logging.getLogger("specx.fleet")
 
@@ -26,18 +29,19 @@ logger = logging.getLogger("specx.fleet")
 class FleetServer:
     """Keeps the store of one shard. Messages are bytes; see `messages`.
 
-    It belongs to the first replica's model and vocabulary, or to those that it was saved with.
+    It belongs to the first replica's model and vocabulary, or to those that it was saved with. A message that makes no
+    sense is a ValueError, and leaves it as it was.
 
     Args:
         settings: encoded Settings.
-        clock: seconds since 1970.
+        clock: seconds since 1970; steady ones unless given.
 
     """
 
-    def __init__(self, settings: bytes, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, settings: bytes, clock: Callable[[], float] | None = None) -> None:
         """Start empty; what was saved is restored when the first replica joins and says which vocabulary it has."""
-        self._settings = msgspec.msgpack.decode(settings, type=Settings)
-        self._clock = clock
+        self._settings = messages.decode(settings, Settings)
+        self._clock = clock = clock or steady_clock()
         self._lock = threading.Lock()  # of the store
         self._save_lock = threading.Lock()  # of the file
         self._save_now = threading.Event()
@@ -63,7 +67,7 @@ class FleetServer:
 
     def join(self, message: bytes) -> bytes:
         """Take up a replica, or say why not. Raises OSError where what was saved cannot be read."""
-        join = msgspec.msgpack.decode(message, type=Join)
+        join = messages.decode(message, Join)
         with self._lock:
             refused = self._refusal(join)
             if not refused and not self._vocabulary:
@@ -75,7 +79,7 @@ class FleetServer:
                 self._model, self._vocabulary = join.model, join.vocabulary
             now = self._clock()
             self._replicas = {n: t for n, t in self._replicas.items() if now - t < _REPLICA_SECONDS}
-            self._replicas[join.replica] = now
+            self._note(join.replica)
             priors = {name: prior for name, (prior, _) in self._priors.items()}
             return messages.encode(
                 Joined(epoch=self._epoch, last=self._store.last, notice=self._notice, priors=priors)
@@ -83,11 +87,11 @@ class FleetServer:
 
     def sync(self, message: bytes) -> bytes:
         """Take what a replica has to say, and answer with what the others said."""
-        sync = msgspec.msgpack.decode(message, type=Sync)
+        sync = messages.decode(message, Sync)
         with self._lock:
             if sync.epoch != self._epoch:
                 return messages.encode(Synced(is_unknown=True))
-            self._replicas[sync.replica] = self._clock()
+            self._note(sync.replica)
             self._changes += self._store.expire()
             self._take(sync)
             page = self._store.since(sync.after, sync.before, sync.replica, messages.MESSAGE_BYTES)
@@ -181,17 +185,26 @@ class FleetServer:
             self._durable = self._store.last
         return ""
 
+    def _note(self, replica: str) -> None:
+        """That it was heard."""
+        self._replicas.pop(replica, None)
+        self._replicas[replica] = self._clock()
+        if len(self._replicas) > _MOST_REPLICAS:
+            del self._replicas[next(iter(self._replicas))]
+
     def _take(self, sync: Sync) -> None:
+        said = texts.unpack(sync.texts)
         for parts in sync.purges:
             self._changes += 1
             self._store.purge(parts, sync.replica)
             self._save_now.set()
-        said = texts.unpack(sync.texts)
         for text, _, _ in texts.texts_of(said):
             self._changes += self._store.add(text, sync.replica, heard=sync.heard)
         for key, credit in sync.credits.items():
             self._store.raise_credit(key, credit)
         for name, prior in sync.priors.items():
+            if not _is_sound(prior) or (name not in self._priors and len(self._priors) >= _MOST_PRIORS):
+                continue
             held, when = self._priors.get(name, (None, 0.0))
             if held is None or prior.evidence >= held.evidence or self._clock() - when > _PRIOR_SECONDS:
                 self._priors[name] = prior, self._clock()
@@ -205,6 +218,10 @@ class FleetServer:
                 self.save()
             except Exception as error:  # a disk that is full today may not be tomorrow
                 logger.warning("specx: the fleet's store was not saved: %s", error)
+
+
+def _is_sound(prior: Prior) -> bool:
+    return 0 <= prior.evidence < math.inf and sum(map(len, prior.arrays.values())) <= _PRIOR_BYTES
 
 
 def _packed(page: Page) -> messages.Texts:

@@ -43,9 +43,12 @@ def save(place: str, snapshot: Snapshot, about: About) -> None:
         _put(path, place)
     with _local(place + ".json") as path:
         temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.touch(mode=0o600)
-        temporary.write_bytes(msgspec.json.encode(about))
-        os.replace(temporary, path)
+        try:
+            temporary.touch(mode=0o600)
+            temporary.write_bytes(msgspec.json.encode(about))
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
         _put(path, place + ".json")
 
 
@@ -75,7 +78,7 @@ def load_about(place: str) -> About | None:
             return None
         try:
             return msgspec.json.decode(path.read_bytes(), type=About)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (ValueError, RecursionError) as error:
             raise MemoryFileError(f"{place}: {error}") from error
 
 

@@ -2,7 +2,8 @@
 
 Every text has a sequence number, the store's time in microseconds when it came, so that numbers go on rising when a
 store is made anew. The oldest text goes first, unless it has earned a sixteenth of its length: then it counts as new,
-with half of that (the rule of `drafters.memory`).
+with half of that; but no more than about twice the new text's bytes are kept for that, which bounds the work of an
+addition (the rule of `drafters.memory`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,13 @@ ENTRY_BYTES: Final = (
 )
 _MAX_PURGES: Final = 1024  # remembered, for replicas that have not heard of them
 _EXPIRY_PERIOD: Final = 1.0  # seconds
+_SPARE_NAMES: Final = 64
+
+
+def steady_clock() -> Callable[[], float]:
+    """Seconds since 1970 by the clock as it is now, going on evenly whatever it is set to later."""
+    start = time.time() - time.monotonic()
+    return lambda: start + time.monotonic()
 
 
 @dataclass(slots=True)
@@ -67,18 +75,18 @@ class Store:
     Args:
         max_bytes: budget, records included.
         ttl: seconds after which a text is forgotten; 0: never.
-        clock: seconds since 1970.
+        clock: seconds since 1970; those of a `steady_clock` unless given.
 
     """
 
-    def __init__(self, max_bytes: int, *, ttl: float = 0.0, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, max_bytes: int, *, ttl: float = 0.0, clock: Callable[[], float] | None = None) -> None:
         """Start empty."""
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self.num_tokens = 0
-        self.last = int(1e6 * clock())  # sequence number
+        self._clock = clock or steady_clock()
+        self.last = int(1e6 * self._clock())  # sequence number
         self._ttl = ttl
-        self._clock = clock
         self._entries: OrderedDict[int, _Entry] = OrderedDict()
         self._by_key: dict[bytes, int] = {}
         self._names: dict[str, str] = {}  # one object for each
@@ -111,12 +119,12 @@ class Store:
             twin.born = max(twin.born, born)
             twin.credit = min(twin.credit + max(credit, twin.num_tokens), MAX_CREDIT)
             return False
-        text = Text(self._names.setdefault(text.name, text.name), text.token_ids)
+        text = Text(self._shared(text.name), text.token_ids)
         entry = _Entry(text, key, origin, born, credit)
         if entry.num_bytes > self.max_bytes:
             return False
         self._insert(self._next_seq(), entry)
-        self._make_room()
+        self._make_room(2 * entry.num_bytes)
         return True
 
     def raise_credit(self, key: bytes, credit: int) -> None:
@@ -209,7 +217,7 @@ class Store:
                 seq = max(seq + 1, int(1e6 * entry.born))
                 self._insert(seq, entry)
         self.last = max(self.last, seq)
-        self._make_room()
+        self._make_room(2 * self.num_bytes)
 
     def _next_seq(self) -> int:
         self.last = max(self.last + 1, int(1e6 * self._clock()))
@@ -233,9 +241,17 @@ class Store:
             self._remove(seq)
         return len(seqs)
 
-    def _make_room(self) -> None:
+    def _shared(self, name: str) -> str:
+        """One object for all texts of a name; names that no text has any more are forgotten, some at a time."""
+        if len(self._names) > 2 * len(self._entries) + _SPARE_NAMES:
+            self._names = {entry.text.name: entry.text.name for entry in self._entries.values()}
+        return self._names.setdefault(name, name)
+
+    def _make_room(self, allowance: int) -> None:
+        """Forget texts until the others fit; keep up to about `allowance` bytes for what they have earned."""
         while self.num_bytes > self.max_bytes:
             entry = self._remove(next(iter(self._entries)))
-            if entry.credit and entry.credit * CREDIT_SHARE >= entry.num_tokens:
+            if allowance > 0 and entry.credit and entry.credit * CREDIT_SHARE >= entry.num_tokens:
+                allowance -= entry.num_bytes
                 entry.credit //= 2
                 self._insert(self._next_seq(), entry)

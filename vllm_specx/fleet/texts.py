@@ -17,6 +17,7 @@ PIECE: Final = (
     512  # tokens; a longer answer travels in pieces, so that each is absorbed in a fraction of a step
 )
 OVERLAP: Final = 32  # tokens that the next piece begins with: the context of its first draft
+MAX_NAME: Final = 128  # characters of a namespace: two digests take 75
 _MAX_AGE: Final = float(1 << 40)
 
 
@@ -81,6 +82,7 @@ def unpack(texts: Texts, vocab_size: int = MAX_TOKEN_ID + 1) -> Snapshot:
     credits = np.frombuffer(texts.credits, dtype="<i8")
     _check(len(lengths) == len(namespaces) == len(ages) == len(credits), "counts")
     _check(_within(lengths, 2, PIECE) and int(lengths.sum()) == len(token_ids), "lengths")
+    _check(len(texts.names) <= len(lengths) and all(len(n) <= MAX_NAME for n in texts.names), "names")
     _check(_within(namespaces, 0, len(texts.names) - 1), "namespaces")
     _check(_within(token_ids, 0, vocab_size - 1), "token ids")
     _check(_within(ages, 0.0, _MAX_AGE), "ages")

@@ -93,6 +93,18 @@ FAMILIES: Final = (
     Family("specx_memory_evictions", "counter", "Answers that made room for others"),
     Family("specx_memory_hits", "counter", "Drafts that were led by an earlier answer"),
     Family("specx_drafting_faults", "counter", "Faults in drafting, each of which was no draft"),
+    Family("specx_fleet_joined", "gauge", "1 while the replica exchanges with its fleet's store"),
+    Family("specx_fleet_pushed_texts", "counter", "Pieces of answers that the store was told"),
+    Family("specx_fleet_pulled_texts", "counter", "Pieces of others' answers that the store told"),
+    Family("specx_fleet_absorbed_texts", "counter", "Of these, taken into the shared draft memory"),
+    Family("specx_fleet_sent_bytes", "counter", "Bytes of messages to the store"),
+    Family("specx_fleet_received_bytes", "counter", "Bytes of its answers"),
+    Family("specx_fleet_last_sync_timestamp_seconds", "gauge", "Unix time of the last exchange; 0: none"),
+    Family(
+        "specx_fleet_failures",
+        "counter",
+        "Times that the store was lost, not reached, or refused the replica",
+    ),
 )
 OFFSETS: Final = {family.name: sum(f.size for f in FAMILIES[:i]) for i, family in enumerate(FAMILIES)}
 NUM_VALUES: Final = sum(family.size for family in FAMILIES)

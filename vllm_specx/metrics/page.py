@@ -1,13 +1,15 @@
 """A page of numbers in a file that one process writes and others read: 8-byte numbers, each whole at any time.
 
 It lies in a folder of the user's own below the temporary one, named by the engine's instance, which all of its
-processes know, and goes when its writer ends; what a killed writer left goes when the next one begins.
+processes know, and goes when its writer ends; what a killed writer left goes when the next one begins. A folder that
+somebody else has made, or a link that leads elsewhere, is not used: the page is in memory alone, and none is read.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import stat
 import tempfile
 from contextlib import suppress
 from multiprocessing.util import Finalize
@@ -33,7 +35,7 @@ def new_page(instance: str, engine: int) -> NDArray[np.float64]:
     path = folder() / f"{instance}.{engine}.page"
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        if path.parent.stat().st_uid != os.getuid():  # somebody else's trap
+        if not _is_own():
             return np.zeros(NUM_VALUES)
         _remove_leftovers()
         numbers = np.memmap(path, dtype=np.float64, mode="w+", shape=(_HEADER + NUM_VALUES,))
@@ -46,7 +48,9 @@ def new_page(instance: str, engine: int) -> NDArray[np.float64]:
 
 def read_pages(instance: str) -> dict[int, NDArray[np.float64]]:
     """Return the numbers of each engine of an instance, by its index."""
-    pages = {}
+    pages: dict[int, NDArray[np.float64]] = {}
+    if not _is_own():
+        return pages
     for path in sorted(folder().glob(f"{instance}.*.page")):
         match = _NAME.match(path.name)
         with suppress(OSError, ValueError):
@@ -56,9 +60,18 @@ def read_pages(instance: str) -> dict[int, NDArray[np.float64]]:
     return pages
 
 
+def _is_own() -> bool:
+    """Whether the folder is one of this user's, in which nobody else can write."""
+    try:
+        found = folder().lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
 def _remove_leftovers() -> None:
     for path in folder().glob("*.page"):
-        with suppress(OSError, ValueError):
+        with suppress(OSError, ValueError, OverflowError):
             header = np.fromfile(path, dtype=np.float64, count=_HEADER)
             if len(header) == _HEADER and not _is_alive(int(header[1])):
                 path.unlink(missing_ok=True)

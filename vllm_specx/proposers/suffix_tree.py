@@ -45,6 +45,7 @@ class SuffixTreeProposer(RunsOnV2, DrafterProposer):
             self._member = join_fleet(self._options, vllm_config, self, capacity, self._policy)
         if self._member is not None:
             self._member.attach(self._text)
+            self._member.report_to(self.metrics.state)
 
     def load_model(self, target_model: Any) -> None:
         """See `DrafterProposer.load_model`; and wait, before there are requests, for what the fleet has learnt.
