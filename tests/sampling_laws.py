@@ -1,7 +1,7 @@
-"""Exact laws of what speculative decoding outputs over a tiny vocabulary, and tests of samples against them.
+"""Exact laws of what speculative decoding outputs over a tiny vocabulary.
 
-A law maps output tokens to their probability. Target p and draft q are functions of the tokens so far, so
-nothing is assumed about independence between positions; a deterministic draft is a one-hot q.
+Laws, and tests of samples against them, are those of `specx verify`. Target p and draft q are functions of the tokens
+so far, so nothing is assumed about independence between positions; a deterministic draft is a one-hot q.
 
 One verification step (Leviathan et al. 2023, arXiv 2211.17192, section 2.3): draft d_k is accepted with
 probability min(1, p/q); the first one rejected is replaced by a token drawn from (p - q)+ and ends the step;
@@ -12,23 +12,47 @@ is a Verifier with one wrong rule.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import chi2
 
-Tokens = tuple[int, ...]
-Probs = NDArray[np.float64]
-Law = dict[Tokens, float]
-Conditional = Callable[[Tokens], Probs]
-"""Tokens so far -> probabilities (vocab,) of the next one."""
+from vllm_specx.verify.laws import (
+    ALPHA,
+    Conditional,
+    Law,
+    Probs,
+    Tokens,
+    continuations,
+    fit_p_value,
+    homogeneity_p_value,
+    processed,
+    target_law,
+)
 
-# A correct sampler fails one comparison in a million. Seeds are fixed, so a false alarm would show up when
-# a test or the random streams below it change, not from run to run.
-ALPHA = 1e-6
-_MIN_EXPECTED = 5.0
+__all__ = [
+    "ALPHA",
+    "BROKEN",
+    "STANDARD",
+    "Conditional",
+    "Law",
+    "Probs",
+    "Tokens",
+    "Verifier",
+    "fit_p_value",
+    "homogeneity_p_value",
+    "most_likely",
+    "output_law",
+    "processed",
+    "random_conditional",
+    "residual",
+    "step_law",
+    "target_law",
+    "total_variation",
+]
+
+# ALPHA: a correct sampler fails one comparison in a million. Seeds are fixed, so a false alarm would show up when a
+# test or the random streams below it change, not from run to run.
 
 
 def residual(p: Probs, q: Probs, token: int) -> Probs:
@@ -58,24 +82,6 @@ BROKEN = {
     "accept the argmax": replace(STANDARD, accept=lambda p, q, token: float(token == p.argmax())),
     "offered by drawn value": replace(STANDARD, is_offered=lambda q, token: q[token] > 0.5),
 }
-
-
-def continuations(
-    conditional: Conditional, prefix: Tokens, num_tokens: int
-) -> Iterator[tuple[Tokens, float]]:
-    """All `num_tokens` tokens after `prefix` that can be drawn, with their probabilities."""
-    if num_tokens == 0:
-        yield (), 1.0
-        return
-    for token, weight in enumerate(conditional(prefix)):
-        if weight > 0:
-            for rest, rest_weight in continuations(conditional, (*prefix, token), num_tokens - 1):
-                yield (token, *rest), float(weight) * rest_weight
-
-
-def target_law(target: Conditional, num_tokens: int) -> Law:
-    """The law of the first `num_tokens` tokens of plain sampling."""
-    return dict(continuations(target, (), num_tokens))
 
 
 def step_law(
@@ -157,58 +163,3 @@ def most_likely(conditional: Conditional) -> Conditional:
         return np.eye(len(probs))[probs.argmax()]
 
     return one_hot
-
-
-def processed(
-    logits: NDArray[np.floating], temperature: float, top_k: int | None = None, top_p: float | None = None
-) -> Probs:
-    """What a row of `logits` (vocab,) is sampled from, top_k before top_p. Temperature 0 is greedy."""
-    if temperature == 0:
-        return np.eye(len(logits))[np.argmax(logits)]
-    scaled = np.asarray(logits, dtype=np.float64) / temperature
-    probs = np.exp(scaled - scaled.max())
-    order = np.argsort(-probs)
-    if top_k is not None:
-        probs[order[top_k:]] = 0.0
-    probs /= probs.sum()
-    if top_p is not None:
-        before = np.cumsum(probs[order]) - probs[order]
-        probs[order[before >= top_p]] = 0.0
-    return probs / probs.sum()
-
-
-def fit_p_value(observed: Mapping[Tokens, int], law: Law) -> float:
-    """Pearson's chi-square test of counts against a law. A token string that the law excludes gives 0."""
-    if any(count and law.get(tokens, 0.0) <= 0 for tokens, count in observed.items()):
-        return 0.0
-    total = sum(observed.values())
-    expected = np.array([total * weight for weight in law.values()])
-    seen = np.array([observed.get(tokens, 0) for tokens in law], dtype=float)
-    seen, expected = _pooled(np.stack([seen, expected]), by=expected)
-    if len(seen) < 2:
-        raise ValueError("one cell is left after pooling, so that nothing could fail: take more samples")
-    return float(chi2.sf(np.sum((seen - expected) ** 2 / expected), len(seen) - 1))
-
-
-def homogeneity_p_value(a: Mapping[Tokens, int], b: Mapping[Tokens, int]) -> float:
-    """Chi-square test of whether two sets of counts come from one and the same law, whatever it is."""
-    keys = sorted(a.keys() | b.keys())
-    table = np.array([[counts.get(key, 0) for key in keys] for counts in (a, b)], dtype=float)
-    sizes = table.sum(axis=1, keepdims=True)
-    table = _pooled(table, by=table.sum(axis=0) * sizes.min() / sizes.sum())
-    if table.shape[1] < 2:
-        raise ValueError("one cell is left after pooling, so that nothing could fail: take more samples")
-    expected = sizes * table.sum(axis=0) / sizes.sum()
-    return float(chi2.sf(np.sum((table - expected) ** 2 / expected), table.shape[1] - 1))
-
-
-def _pooled(columns: NDArray[np.float64], by: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Add up the columns whose expectation `by` is too small for chi-square, until that of the sum is not."""
-    order = np.argsort(by)
-    columns, by = columns[:, order], by[order]
-    small = int(np.searchsorted(by, _MIN_EXPECTED))
-    if small:
-        while small < len(by) and by[:small].sum() < _MIN_EXPECTED:
-            small += 1
-        columns = np.column_stack([columns[:, :small].sum(axis=1), columns[:, small:]])
-    return columns

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_specx.bench.errors import BenchError
+from vllm_specx.bench.rows import check_text, decode_row
 
 
 @dataclass(frozen=True)
@@ -38,25 +39,23 @@ def read_prompts(path: Path, limit: int | None = None, max_tokens: int = 256) ->
     Every row is checked, those beyond `limit` too. Raises BenchError naming file and line.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        data = path.read_bytes()
     except OSError as error:
         raise BenchError(f"--prompts {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise BenchError(f"--prompts {path}: not UTF-8 text (byte {error.start})") from error
     prompts: list[Prompt] = []
     faults: list[str] = []
     seen: dict[str, str] = {}
-    # Only "\n" ends a row: JSON strings may hold other separators that str.splitlines() would split at.
-    for number, line in enumerate(text.split("\n"), start=1):
+    # Only "\n" ends a row: JSON strings may hold other separators that splitlines() would split at.
+    for number, line in enumerate(data.split(b"\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}:{number}"
         try:
             prompt = _parse(line, where, max_tokens)
             if prompt.id in seen:
-                raise BenchError(f'{where}: "id" {prompt.id!r} was used before, in {seen[prompt.id]}')
+                raise BenchError(f'"id" {prompt.id!r} was used before, in {seen[prompt.id]}')
         except BenchError as error:
-            faults.append(str(error))
+            faults.append(f"{where}: {error}")
             continue
         seen[prompt.id] = where
         prompts.append(prompt)
@@ -68,47 +67,42 @@ def read_prompts(path: Path, limit: int | None = None, max_tokens: int = 256) ->
     return prompts[:limit]
 
 
-def _parse(line: str, where: str, max_tokens: int) -> Prompt:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise BenchError(f"{where}: not JSON: {error.msg} at column {error.colno}") from error
-    if not isinstance(row, dict):
-        raise BenchError(f"{where}: a row must be a JSON object, got {type(row).__name__}")
+def _parse(line: bytes, where: str, max_tokens: int) -> Prompt:
+    row = decode_row(line)
     if "turns" in row and "messages" not in row:
         return _parse_spec_bench(row, where, max_tokens)
     for key in ("id", "messages"):
         if key not in row:
-            raise BenchError(f'{where}: "{key}" is missing (a row has "id", "messages" and "max_tokens")')
+            raise BenchError(f'"{key}" is missing (a row has "id", "messages" and "max_tokens")')
     cap = row.get("max_tokens", max_tokens)
     if not isinstance(cap, int) or isinstance(cap, bool) or cap < 1:
-        raise BenchError(f'{where}: "max_tokens" must be a whole number of 1 or more, got {json.dumps(cap)}')
-    return Prompt(_id(row["id"], "id", where), _messages(row["messages"], where), cap, where)
+        raise BenchError(f'"max_tokens" must be a whole number of 1 or more, got {json.dumps(cap)}')
+    return Prompt(_id(row["id"], "id"), _messages(row["messages"]), cap, where)
 
 
 def _parse_spec_bench(row: dict[str, Any], where: str, max_tokens: int) -> Prompt:
     if "question_id" not in row:
-        raise BenchError(f'{where}: "question_id" is missing (a Spec-Bench row has it beside "turns")')
+        raise BenchError('"question_id" is missing (a Spec-Bench row has it beside "turns")')
     turns = row["turns"]
     if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0]:
-        raise BenchError(f'{where}: "turns" must be a list that starts with a non-empty string')
-    message = {"role": "user", "content": turns[0]}
-    return Prompt(_id(row["question_id"], "question_id", where), (message,), max_tokens, where)
+        raise BenchError('"turns" must be a list that starts with a non-empty string')
+    message = {"role": "user", "content": check_text(turns[0], "turns")}
+    return Prompt(_id(row["question_id"], "question_id"), (message,), max_tokens, where)
 
 
-def _id(value: Any, key: str, where: str) -> str:
+def _id(value: Any, key: str) -> str:
     if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
-        raise BenchError(f'{where}: "{key}" must be a string or a whole number, got {json.dumps(value)}')
-    return str(value)
+        raise BenchError(f'"{key}" must be a string or a whole number, got {json.dumps(value)}')
+    return check_text(str(value), key)
 
 
-def _messages(value: Any, where: str) -> tuple[Mapping[str, str], ...]:
+def _messages(value: Any) -> tuple[Mapping[str, str], ...]:
     wanted = '"messages" must be a non-empty list of {"role", "content"} with string values'
     if not isinstance(value, list) or not value:
-        raise BenchError(f"{where}: {wanted}")
+        raise BenchError(wanted)
     for message in value:
         if not isinstance(message, dict) or not all(
             isinstance(message.get(key), str) for key in ("role", "content")
         ):
-            raise BenchError(f"{where}: {wanted}")
-    return tuple({"role": message["role"], "content": message["content"]} for message in value)
+            raise BenchError(wanted)
+    return tuple({key: check_text(message[key], key) for key in ("role", "content")} for message in value)

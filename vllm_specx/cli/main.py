@@ -15,6 +15,7 @@ from vllm_specx.cli import (
     simulate,
     top,
     train,
+    verify,
     version,
     warm,
 )
@@ -40,6 +41,7 @@ app.command("report")(report.report)
 app.command("simulate")(simulate.simulate)
 app.command("top")(top.top)
 app.add_typer(train.app, name="train")
+app.command("verify")(verify.verify)
 app.command("warm")(warm.warm)
 app.command("version")(version.version)
 
