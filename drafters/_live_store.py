@@ -1,5 +1,6 @@
 """The text of live requests: one slab, handed out in regions of a power of two tokens."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Final
 
@@ -38,12 +39,17 @@ class LiveStore:
     def reserve(self, num_tokens: Sequence[int]) -> list[tuple[int, int]]:
         """Return a cleared region (offset, size) of at least so many tokens for each entry.
 
-        Many at once, so that the slab grows once, before anything was written to them.
+        Many at once, so that the slab grows once, before anything was written to them. Raises MemoryError where there
+        is no more; nothing is changed then.
         """
+        sizes = [max(MIN_REGION, 1 << (wanted - 1).bit_length()) for wanted in num_tokens]
+        used = self.used + sum(
+            size * max(0, number - len(self.free.get(size, ()))) for size, number in Counter(sizes).items()
+        )
+        if used > len(self.arrays[0]):
+            self._grow(used)
         regions = []
-        begin = self.used
-        for wanted in num_tokens:
-            size = max(MIN_REGION, 1 << (wanted - 1).bit_length())
+        for size in sizes:
             free = self.free.get(size)
             if free:
                 offset = free.pop()
@@ -52,12 +58,13 @@ class LiveStore:
                 offset = self.used
                 self.used += size
             regions.append((offset, size))
-        if self.used > len(self.arrays[0]):
-            bigger = new_store(1 << (self.used - 1).bit_length(), np.int32)
-            for new, old in zip(bigger, self.arrays, strict=True):
-                new[..., :begin] = old[..., :begin]
-            self.arrays = bigger
         return regions
+
+    def _grow(self, num_tokens: int) -> None:
+        bigger = new_store(1 << (num_tokens - 1).bit_length(), np.int32)
+        for new, old in zip(bigger, self.arrays, strict=True):
+            new[..., : self.used] = old[..., : self.used]
+        self.arrays = bigger
 
     def release(self, offset: int, size: int, end: int) -> None:
         """Take back a region whose first `end` tokens were written; they are overwritten, whoever said them."""

@@ -1,6 +1,6 @@
 """What the kernels keep for each live request: arrays indexed by its slot."""
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,15 +68,13 @@ class Slots:
         return self.length, self.token_ids, self.reach, self.features, self.leader, self.source
 
     def take(self) -> int:
-        """Return a free slot."""
+        """Return a free slot. Raises MemoryError; nothing is changed then."""
         if not self.free:
             old = len(self)
             new = max(_FIRST_SLOTS, 2 * old)
-            for name, array in list(vars(self).items()):
-                if isinstance(array, np.ndarray):
-                    grown = np.zeros((new, *array.shape[1:]), dtype=array.dtype)
-                    grown[:old] = array
-                    setattr(self, name, grown)
+            arrays = {name: array for name, array in vars(self).items() if isinstance(array, np.ndarray)}
+            for name, grown in {name: _grown(array, new) for name, array in arrays.items()}.items():
+                setattr(self, name, grown)  # all of them, or none where there is no memory for all
             self.source[old:] = -1
             self.free.extend(range(new - 1, old - 1, -1))
         return self.free.pop()
@@ -88,3 +86,9 @@ class Slots:
         self.token_ids[slot] = 0
         self.generation[slot] += 1  # wraps after 2**32 of them
         self.free.append(slot)
+
+
+def _grown(array: NDArray[Any], rows: int) -> NDArray[Any]:
+    grown = np.zeros((rows, *array.shape[1:]), dtype=array.dtype)
+    grown[: len(array)] = array
+    return grown

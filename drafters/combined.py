@@ -1,16 +1,21 @@
 """Two drafters at work for each request: the draft that promises more is taken."""
 
 from collections.abc import Sequence
+from typing import Final
 
+import numpy as np
 from numpy.typing import ArrayLike
 
 from drafters.contract import Draft, RequestId
 from drafters.lookahead import LookaheadDrafter
 from drafters.suffix_tree import SuffixTreeDrafter
 
+_ENOUGH: Final = 1.0  # tokens above the price with which the first draft is taken unseen
+_MARGIN: Final = 1.25  # of two promises the higher one is likelier to be too high
+
 
 class FallbackDrafter:
-    """The suffix tree's draft, or Lookahead's where that is worth more.
+    """The suffix tree's draft, or Lookahead's where that one is worth little and this clearly more.
 
     Args:
         first: whose draft is taken where both are worth the same.
@@ -29,7 +34,11 @@ class FallbackDrafter:
     def start(self, request_id: RequestId, prompt_ids: ArrayLike, *, namespace: str | None) -> None:
         """See the drafters'."""
         self.first.start(request_id, prompt_ids, namespace=namespace)
-        self.second.start(request_id, prompt_ids, namespace=namespace)
+        try:
+            self.second.start(request_id, prompt_ids, namespace=namespace)
+        except MemoryError:
+            self.first.stop(request_id)
+            raise
 
     def verified(self, request_id: RequestId, choice_ids: ArrayLike) -> None:
         """See `LookaheadDrafter.verified`; the choices after another draft are not of its trajectory."""
@@ -49,11 +58,15 @@ class FallbackDrafter:
         """See `Drafter.propose`."""
         self._by_second.clear()
         drafts = self.first.propose(request_ids, max_n)
-        others = self.second.propose(request_ids, max_n)
-        for i, (request_id, draft, other) in enumerate(zip(request_ids, drafts, others, strict=True)):
-            if self._worth(other) > self._worth(draft):
-                drafts[i] = other
-                self._by_second.add(request_id)
+        worth = [self._worth(draft) for draft in drafts]
+        asked = [i for i, tokens in enumerate(worth) if tokens < _ENOUGH]
+        if asked:
+            limits = np.broadcast_to(max_n, (len(drafts),))[asked]
+            others = self.second.propose([request_ids[i] for i in asked], limits)
+            for i, other in zip(asked, others, strict=True):
+                if self._worth(other) > _MARGIN * worth[i]:
+                    drafts[i] = other
+                    self._by_second.add(request_ids[i])
         return drafts
 
     def stop(self, request_id: RequestId) -> None:

@@ -53,10 +53,15 @@ def checked_limits(request_ids: Sequence[RequestId], max_n: int | ArrayLike, mos
     """Return the longest draft of each request, none above `most`, shape (requests,).
 
     Raises:
-        ValueError: a negative max_n or one whose entries are not one per request, or a repeated request id.
+        ValueError, TypeError: no numbers of 64 bits, a negative max_n or one whose entries are not one per request, or
+            a repeated request id.
 
     """
-    limits, shape = np.asarray(max_n, dtype=np.int64), (len(request_ids),)
+    shape = (len(request_ids),)
+    try:
+        limits = np.asarray(max_n, dtype=np.int64)
+    except OverflowError as error:
+        raise ValueError(f"max_n must be within 64 bits: {error}") from error
     if limits.shape not in ((), shape):
         raise ValueError(f"max_n must be one number or one per request ({shape[0]}), got {limits.shape}")
     limits = np.minimum(np.broadcast_to(limits, shape), most)

@@ -123,8 +123,13 @@ class LookaheadDrafter:
         ids = as_token_ids(prompt_ids)
         name = None if namespace is None else check_name(namespace)
         slot = self._take_slot()
+        try:
+            pool = self._take_pool(slot, name if self._is_shared else None)
+        except MemoryError:
+            self._free.append(slot)
+            raise
         self._slot_of[request_id] = slot
-        self._pool[slot] = self._take_pool(slot, name if self._is_shared else None)
+        self._pool[slot] = pool
         self._seed[slot] = self._new_seed() if name is None else self._seed_of(name)
         self._tag[slot] = -1 if name is None else 0
         self._luck[slot] = self._usual_luck
@@ -301,8 +306,8 @@ class LookaheadDrafter:
         if not self._free:
             old = len(self._pool)
             new = max(_FIRST_SLOTS, 2 * old)
-            for name in self._arrays:
-                setattr(self, name, _grown(getattr(self, name), new))
+            for name, array in {name: _grown(getattr(self, name), new) for name in self._arrays}.items():
+                setattr(self, name, array)  # all of them, or none where there is no memory for all
             self._free.extend(range(new - 1, old - 1, -1))
         return self._free.pop()
 
@@ -310,13 +315,13 @@ class LookaheadDrafter:
         """A pool of the request's own, or that of its namespace."""
         if namespace is None:
             return self._new_pool()
-        self._space_of[slot] = namespace
-        self._users[namespace] = self._users.get(namespace, 0) + 1
         if namespace not in self._shared:
             idle = [name for name in self._shared if not self._users.get(name)]
             for name in idle[: len(idle) - self._max_pools + 1]:
                 self._drop_pool(name)
             self._shared[namespace] = self._new_pool()
+        self._space_of[slot] = namespace
+        self._users[namespace] = self._users.get(namespace, 0) + 1
         return self._shared[namespace]
 
     def _new_pool(self) -> int:

@@ -205,7 +205,8 @@ class SharedMemory:
         return self._forget((d for d in self._documents if d.is_alive and d.birth < born), sources)
 
     def clear(self, *, sources: Int64s = _NO_SOURCES) -> None:
-        """Forget every document."""
+        """Forget every document. Raises MemoryError; nothing is changed then."""
+        ring = Ring(self.capacity)  # fresh pages, not yet resident
         for document in self._documents:
             if document.is_alive:
                 document.is_alive = False
@@ -213,7 +214,7 @@ class SharedMemory:
         self._documents.clear()
         self._by_key.clear()
         self.num_documents = self.num_refused = self._longest = 0
-        self.ring = Ring(self.capacity)  # fresh pages, not yet resident
+        self.ring = ring
         sources[:] = -1
 
     def snapshot(self) -> Snapshot:

@@ -113,9 +113,9 @@ class SuffixTreeDrafter:
             raise ValueError(f"request {request_id!r} is already live; stop it first")
         ids = as_token_ids(prompt_ids)
         name = None if namespace is None else check_name(namespace)
-        space = None if name is None else self.memory.namespaces.acquire(name)
         slots = self._slots
         slot = slots.take()
+        space = None if name is None else self.memory.namespaces.acquire(name)
         slots.prompt_end[slot] = len(ids)
         slots.luck[slot] = self._usual_luck
         slots.anchor[slot] = -1
@@ -321,18 +321,26 @@ class SuffixTreeDrafter:
         )
 
     def _flush(self) -> None:
-        """Hand the buffered tokens to the kernels in one call."""
+        """Hand the buffered tokens to the kernels in one call.
+
+        Raises MemoryError where a request's have no room; those of the others are taken.
+        """
         if not self._pending:
             return
         slots = self._slots
         rows, counts, token_ids = self._pending.take()
         room = slots.capacity[rows]
+        homeless: list[int] = []
         if (
             not room.all() or (slots.end[rows] + len(token_ids) > room).any()
         ):  # at most so many go to one slot
             needed = slots.end.copy()
             np.add.at(needed, rows, counts)
-            self._grow(needed, rows)
+            homeless = self._grow(needed, rows)
+            if homeless:
+                kept = ~np.isin(rows, homeless)
+                token_ids = token_ids[np.repeat(kept, counts)]
+                rows, counts = rows[kept], counts[kept]
         kernels._observe_batch(
             rows,
             counts,
@@ -351,14 +359,32 @@ class SuffixTreeDrafter:
             self.calibration.model,
             _LUCK_RATE,
         )
+        if homeless:
+            raise MemoryError(f"no room for the tokens of {len(homeless)} requests")
 
-    def _grow(self, needed: NDArray[np.int64], rows: NDArray[np.int64]) -> None:
-        """Give a region to each slot of `rows` that has none, or none for `needed` (by slot) tokens."""
+    def _grow(self, needed: NDArray[np.int64], rows: NDArray[np.int64]) -> list[int]:
+        """Give a region to each slot of `rows` that has none, or none for `needed` (by slot) tokens.
+
+        Returns the slots for which there is no memory.
+        """
         slots = self._slots
         room = slots.capacity[rows]
         short = np.unique(rows[(needed[rows] > room) | (room == 0)]).tolist()
-        if not short:
-            return
+        try:
+            self._move(short, needed)
+            return []
+        except MemoryError:
+            homeless = []
+            for slot in short:
+                try:
+                    self._move([slot], needed)
+                except MemoryError:
+                    homeless.append(slot)
+            return homeless
+
+    def _move(self, short: Sequence[int], needed: NDArray[np.int64]) -> None:
+        """Give each of these slots a region with room. Raises MemoryError; nothing is changed then."""
+        slots = self._slots
         regions = self._live.reserve([int(needed[s]) + MIN_REGION for s in short])
         for slot, region in zip(short, regions, strict=True):
             if slots.capacity[slot]:

@@ -1,6 +1,7 @@
 """The options of vllm-specx: one frozen dataclass, read from vLLM's --additional-config '{"specx": {...}}'."""
 
 import os
+import reprlib
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
@@ -26,6 +27,7 @@ _FOR = {  # what has an effect with which proposer; the others of ours take all 
     "vllm_specx.MedusaProposer": ("medusa_heads", *_FOR_ALL),
 }
 DRAFTERS = (("suffix_tree",), ("suffix_tree", "lookahead"))
+_LONGEST_KEY = 64
 _NEED_SHARED = ("memory_bytes", "memory_ttl_s", "memory_path", "autosave_s", "fleet")
 
 
@@ -102,7 +104,7 @@ class SpecxConfig:
             elif f.name == "drafters":
                 if not isinstance(value, list | tuple) or tuple(value) not in DRAFTERS:
                     allowed = " or ".join(str(list(known)) for known in DRAFTERS)
-                    raise ConfigError(f"{KEY}.{f.name} must be {allowed}, got {value!r}")
+                    raise ConfigError(f"{KEY}.{f.name} must be {allowed}, got {brief(value)}")
                 object.__setattr__(self, f.name, tuple(value))
             else:
                 check_value(f"{KEY}.{f.name}", f, value)
@@ -146,7 +148,9 @@ class SpecxConfig:
         if options is None:
             return cls()
         if not isinstance(options, Mapping):
-            raise ConfigError(f"additional_config[{KEY!r}] must be a mapping of options, got {options!r}")
+            raise ConfigError(
+                f"additional_config[{KEY!r}] must be a mapping of options, got {brief(options)}"
+            )
         check_keys(KEY, cls, options)
         return cls(**options)
 
@@ -200,9 +204,10 @@ def check_keys(prefix: str, layer: Any, options: Mapping[Any, Any]) -> None:
     known = [f.name for f in fields(layer)]
     for key in options:
         if key not in known:
-            close = get_close_matches(str(key), known, n=1)
+            name = key[:_LONGEST_KEY] if isinstance(key, str) else brief(key)
+            close = get_close_matches(name, known, n=1)
             hint = f"did you mean {close[0]!r}? " if close else ""
-            raise ConfigError(f"unknown option {prefix}.{key}: {hint}known are {', '.join(known)}")
+            raise ConfigError(f"unknown option {prefix}.{name}: {hint}known are {', '.join(known)}")
 
 
 def check_value(name: str, f: Field[Any], value: Any) -> None:
@@ -215,20 +220,28 @@ def check_value(name: str, f: Field[Any], value: Any) -> None:
     kind = type(f.default)
     if kind is bool:
         if not isinstance(value, bool):
-            raise ConfigError(f"{name} must be true or false, got {value!r}")
+            raise ConfigError(f"{name} must be true or false, got {brief(value)}")
         return
     if kind is str:
         if not isinstance(value, str) or "\0" in value:
-            raise ConfigError(f"{name} must be text, got {value!r}")
+            raise ConfigError(f"{name} must be text, got {brief(value)}")
         return
     if value is None and f.default is None:
         return
     low, high = f.metadata["low"], f.metadata["high"]
     wanted = (int,) if kind is int else (int, float)
     if isinstance(value, bool) or not isinstance(value, wanted):
-        raise ConfigError(f"{name} must be {_article(kind)}, got {value!r}")
+        raise ConfigError(f"{name} must be {_article(kind)}, got {brief(value)}")
     if not low <= value <= high:
-        raise ConfigError(f"{name} must be within [{low}, {high}], got {value!r}")
+        raise ConfigError(f"{name} must be within [{low}, {high}], got {brief(value)}")
+
+
+def brief(value: Any) -> str:
+    """A value's repr, short, however large the value is."""
+    try:
+        return reprlib.repr(value)
+    except ValueError:  # Python writes no number of thousands of digits
+        return f"one {type(value).__name__} too large to be shown"
 
 
 def _article(kind: type) -> str:

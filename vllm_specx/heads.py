@@ -100,13 +100,13 @@ def check_head(folder: Path, target: Any, num_tokens: int | None = None) -> None
     where = f"EAGLE-3 head {folder}"
     try:
         head = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{where}: no readable config.json: {error}") from error
     if not isinstance(head, dict):
         raise ConfigError(f"{where}: config.json is not an object")
     if not any(list(folder.glob(pattern)) for pattern in _WEIGHTS):
         raise ConfigError(f"{where}: no weights ({', '.join(_WEIGHTS)})")
-    architectures = head.get("architectures") or []
+    architectures = _part(head, "architectures", list, where)
     if not any("Eagle3" in str(name) for name in architectures):
         raise ConfigError(f"{where}: architectures {architectures} name no EAGLE-3 head")
     config = target.hf_text_config
@@ -117,8 +117,8 @@ def check_head(folder: Path, target: Any, num_tokens: int | None = None) -> None
     for what, found, wanted in pairs:
         if found is not None and found != wanted:
             raise ConfigError(f"{where} has {what} {found}, the target {target.model} has {wanted}")
-    layers = (head.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids") or []
-    if beyond := [layer for layer in layers if not 0 <= layer <= config.num_hidden_layers]:
+    layers = _part(_part(head, "eagle_config", dict, where), "eagle_aux_hidden_state_layer_ids", list, where)
+    if beyond := [n for n in layers if not isinstance(n, int) or not 0 <= n <= config.num_hidden_layers]:
         raise ConfigError(
             f"{where} reads layers {beyond}, the target {target.model} has {config.num_hidden_layers} layers"
         )
@@ -133,6 +133,16 @@ def check_head(folder: Path, target: Any, num_tokens: int | None = None) -> None
         )
     for path in folder.glob("*.safetensors"):
         _check_weights(path, where)
+
+
+def _part(head: dict[str, Any], name: str, kind: type[Any], where: str) -> Any:
+    """An entry of config.json, empty where there is none. Raises ConfigError where it is of another kind."""
+    found = head.get(name)
+    if found is not None and not isinstance(found, kind):
+        raise ConfigError(
+            f"{where}: {name} in config.json must be a {kind.__name__}, got {type(found).__name__}"
+        )
+    return found or kind()
 
 
 def _check_weights(path: Path, where: str) -> None:

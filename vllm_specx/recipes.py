@@ -9,6 +9,8 @@ from typing import Any, Final
 
 import yaml
 
+from vllm_specx.config import brief
+
 # A link to the checkout's recipes/; in a wheel, a folder with copies.
 FOLDER: Final = Path(__file__).resolve().parent / "_recipes"
 _SUFFIXES: Final = (".yaml", ".yml")
@@ -76,10 +78,10 @@ def _read(path: Path) -> dict[str, Any]:
         raise ValueError(
             f"recipe {path}: {error.strerror}; known by name are {', '.join(names())}"
         ) from error
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
+    except (ValueError, RecursionError, yaml.YAMLError) as error:  # bytes and dates that are none, too
         raise ValueError(f"recipe {path}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(options, dict):
         raise ValueError(f"recipe {path}: must be a mapping of vLLM's options, got {type(options).__name__}")
     if odd := [key for key in options if not isinstance(key, str)]:
-        raise ValueError(f"recipe {path}: its keys must be names of vLLM's options, got {odd[0]!r}")
+        raise ValueError(f"recipe {path}: its keys must be names of vLLM's options, got {brief(odd[0])}")
     return options

@@ -11,10 +11,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from functools import cache
-from reprlib import repr as brief
 from typing import Any, Self
 
-from vllm_specx.config import MAX_SPECULATIVE_TOKENS
+from vllm_specx.config import MAX_SPECULATIVE_TOKENS, brief
 from vllm_specx.heads import HYBRID, name_of
 
 PREFIX = "specx_"

@@ -13,6 +13,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
+from reprlib import repr as brief
 from typing import Any, Final
 
 import torch
@@ -24,11 +25,12 @@ WEIGHTS: Final = "model.safetensors"
 ARCHITECTURE: Final = "SpecxMedusaHeads"
 MAX_HEADS: Final = 64
 _PUBLISHED: Final = (
-    (re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.linear\.(weight|bias)$"), "block"),
-    (re.compile(r"blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)$"), "block"),
-    (re.compile(r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.weight$"), "output"),
-    (re.compile(r"lm_heads\.(\d+)\.weight()$"), "output"),
+    (re.compile(r"(?:medusa_heads?\.)?(\d{1,6})\.(\d{1,6})\.linear\.(weight|bias)$"), "block"),
+    (re.compile(r"blocks\.(\d{1,6})\.layers\.(\d{1,6})\.(weight|bias)$"), "block"),
+    (re.compile(r"(?:medusa_heads?\.)?(\d{1,6})\.(\d{1,6})\.weight$"), "output"),
+    (re.compile(r"lm_heads\.(\d{1,6})\.weight()$"), "output"),
 )
+_MOST: Final = 1 << 31  # of any size
 
 
 class HeadsError(ValueError):
@@ -115,15 +117,19 @@ def _read(path: Path, device: str) -> dict[str, torch.Tensor]:
 def _own(tensors: dict[str, torch.Tensor], path: Path) -> tuple[MedusaHeads, torch.Tensor | None]:
     try:
         config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-        config = MedusaConfig(**{name: config[name] for name in MedusaConfig.__dataclass_fields__})
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        config = MedusaConfig(
+            **{name: _size(name, config[name]) for name in MedusaConfig.__dataclass_fields__}
+        )
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise HeadsError(f"Medusa heads {path}: no usable config.json: {error}") from error
     ids = tensors.pop("ids", None)
-    if not 1 <= config.num_heads <= MAX_HEADS or config.num_layers < 1:
+    if not 1 <= config.num_heads <= MAX_HEADS or not 1 <= config.num_layers <= len(tensors):
         raise HeadsError(
             f"Medusa heads {path}: {config.num_heads} heads of {config.num_layers} layers; allowed are 1 to "
-            f"{MAX_HEADS} heads of 1 layer or more"
+            f"{MAX_HEADS} heads of 1 layer or more, all of them in the file"
         )
+    if ids is not None and (ids.dtype != torch.int64 or ids.ndim != 1):
+        raise HeadsError(f"Medusa heads {path}: ids are no row of whole numbers")
     num_ids = config.vocab_size if ids is None else len(ids)
     if num_ids != config.draft_vocab_size or (
         ids is not None and not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size
@@ -149,21 +155,20 @@ def _published(tensors: dict[str, torch.Tensor], path: Path) -> MedusaHeads:
             raise HeadsError(f"Medusa heads {path}: unknown tensor {name!r}")
     num_heads = 1 + max((head for head, _, _ in blocks), default=-1)
     num_layers = 1 + max((layer for _, layer, _ in blocks), default=-1)
-    wanted = {
-        (h, layer, what)
-        for h in range(num_heads)
-        for layer in range(num_layers)
-        for what in ("weight", "bias")
-    }
+    # Names are unlike one another: as many as are wanted are the ones that are wanted.
     if (
         not blocks
         or num_heads > MAX_HEADS
-        or blocks.keys() != wanted
+        or len(blocks) != 2 * num_heads * num_layers
         or outputs.keys() != set(range(num_heads))
     ):
         raise HeadsError(
             f"Medusa heads {path}: incomplete: a head needs a weight and a bias for each layer, and an output matrix"
         )
+    if any(value.ndim != 2 for value in outputs.values()) or any(
+        value.ndim != (2 if what == "weight" else 1) for (_, _, what), value in blocks.items()
+    ):
+        raise HeadsError(f"Medusa heads {path}: weights that are no matrices, or biases that are no rows")
     hidden, vocab = blocks[0, 0, "weight"].shape[0], outputs[0].shape[0]
     config = MedusaConfig(
         hidden_size=hidden,
@@ -184,9 +189,22 @@ def _published(tensors: dict[str, torch.Tensor], path: Path) -> MedusaHeads:
     return _filled(config, stacked, path)
 
 
+def _size(name: str, value: Any) -> Any:
+    """A field of MedusaConfig. Raises ValueError."""
+    is_flag = name in ("token_input", "has_output")
+    if type(value) is not (bool if is_flag else int) or not 0 <= value <= _MOST:
+        raise ValueError(f"{name} must be {'true or false' if is_flag else 'a size'}, got {brief(value)}")
+    return value
+
+
 def _filled(config: MedusaConfig, tensors: dict[str, torch.Tensor], path: Path) -> MedusaHeads:
-    with torch.device("meta"):
-        heads = MedusaHeads(config)
+    if odd := [name for name, value in tensors.items() if not value.is_floating_point()]:
+        raise HeadsError(f"Medusa heads {path}: {odd[0]} holds no weights")
+    try:
+        with torch.device("meta"):
+            heads = MedusaHeads(config)
+    except RuntimeError as error:  # more than a tensor can hold
+        raise HeadsError(f"Medusa heads {path}: {error}") from error
     wanted = {name: tuple(value.shape) for name, value in heads.state_dict().items()}
     found = {name: tuple(value.shape) for name, value in tensors.items()}
     if found != wanted:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import time
+
 import numpy as np
 import pytest
 from engine_prompts import token_prompts
@@ -78,6 +81,69 @@ def test_drafting_goes_on_after_a_fault(specx, plain, monkeypatch):
     assert [list(o.outputs[0].token_ids) for o in outputs] == expected
     assert proposer.faults == before + 1
     assert sum(drafted[3:]) > 0
+
+
+@pytest.mark.parametrize("reach", [np.nan, -1.0, 2.0])
+def test_promises_that_cannot_be_cost_drafts_only(specx, expected, monkeypatch, reach):
+    proposer = proposer_of(specx)
+    monkeypatch.setattr(
+        proposer.drafter,
+        "propose",
+        lambda ids, limits: [Draft(np.array([5, 6]), np.full(2, reach)) for _ in ids],
+    )
+    params = SamplingParams(temperature=0, max_tokens=12)
+    outputs = specx.generate(token_prompts(specx)[8:12], params, use_tqdm=False)
+    assert [list(o.outputs[0].token_ids) for o in outputs] == expected
+
+
+def test_faults_at_random_steps(specx, plain, monkeypatch):
+    """Any fault at any step: the tokens are those of plain decoding, and drafts come in between."""
+    params = SamplingParams(temperature=0, max_tokens=96)
+    prompts = token_prompts(plain)[8:12]
+    expected = [list(o.outputs[0].token_ids) for o in plain.generate(prompts, params, use_tqdm=False)]
+    proposer = proposer_of(specx)
+    proposer.reset_memory()
+    original, rng = proposer.drafter.propose, random.Random(3)
+    bad, drafted = [], []
+
+    def sometimes(ids, limits):
+        if rng.random() < 0.3:
+            bad.append(rng.choice(list(HOSTILE)))
+            return HOSTILE[bad[-1]](ids, limits)
+        drafts = original(ids, limits)
+        drafted.append(sum(map(len, drafts)))
+        return drafts
+
+    monkeypatch.setattr(proposer.drafter, "propose", sometimes)
+    before = proposer.faults
+    outputs = specx.generate(prompts, params, use_tqdm=False)
+    assert [list(o.outputs[0].token_ids) for o in outputs] == expected
+    assert proposer.faults - before >= len(bad) > 5
+    assert sum(drafted) > 20
+
+
+def test_a_drafter_that_sleeps_costs_its_time(specx_measuring, plain, monkeypatch):
+    """Two seconds of one step: no request fails, no token changes, and drafts come again."""
+    params = SamplingParams(temperature=0, max_tokens=96)
+    prompts = token_prompts(plain)[8:12]
+    expected = [list(o.outputs[0].token_ids) for o in plain.generate(prompts, params, use_tqdm=False)]
+    proposer = proposer_of(specx_measuring)
+    original, drafted = proposer._draft, []
+
+    def sleepy(*arguments):
+        if len(drafted) == 8:
+            time.sleep(2.0)  # the fault itself
+        drafts = original(*arguments)
+        drafted.append(sum(map(len, drafts)))
+        return drafts
+
+    monkeypatch.setattr(proposer, "_draft", sleepy)
+    before, accepted = proposer.faults, proposer.num_accepted_tokens
+    outputs = specx_measuring.generate(prompts, params, use_tqdm=False)
+    assert [list(o.outputs[0].token_ids) for o in outputs] == expected
+    assert proposer.faults == before
+    assert len(drafted) > 8
+    assert proposer.num_accepted_tokens > accepted
 
 
 def test_a_drafter_that_cannot_even_stop_is_replaced(specx, expected, monkeypatch):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 FORMAT: Final = "specx-costs/1"
+_MOST_SECONDS: Final = 1e9
 _FIELDS: Final = ("requests", "draft_tokens_per_request", "seconds")
 
 
@@ -45,9 +46,10 @@ class CostTable:
         for name, kind in (("requests", np.int64), ("drafts", np.int64), ("seconds", np.float64)):
             try:
                 given = np.asarray(getattr(self, name), dtype=np.float64)
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise CostTableError(f"{name}: not an array of numbers") from error
-            array = given.astype(kind)
+            with np.errstate(invalid="ignore"):  # of numbers beyond int64, which are not equal then
+                array = given.astype(kind)
             if not np.array_equal(array, given):  # NaN too
                 raise CostTableError(f"{name}: not an array of {'whole ' if kind is np.int64 else ''}numbers")
             array.flags.writeable = False
@@ -64,8 +66,8 @@ class CostTable:
             raise CostTableError(
                 f"seconds: shape {self.seconds.shape} does not fit {len(self.requests)} x {len(self.drafts)}"
             )
-        if not np.all((self.seconds > 0) & (self.seconds < np.inf)):
-            raise CostTableError("seconds: positive, finite numbers are wanted")
+        if not np.all((self.seconds > 0) & (self.seconds < _MOST_SECONDS)):
+            raise CostTableError(f"seconds: positive numbers below {_MOST_SECONDS:g} are wanted")
 
     @classmethod
     def load(cls, path: str | Path) -> "CostTable":
@@ -78,7 +80,7 @@ class CostTable:
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise CostTableError(f"{path}: not JSON: {error}") from error
         if not isinstance(content, dict) or content.get("format") != FORMAT:
             raise CostTableError(f'{path}: not a cost table ("format" must be "{FORMAT}")')
