@@ -15,7 +15,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK ?= 1
 
 BENCH_ARGS ?= --methods none,ngram,suffix,suffix-tree --concurrency 1,8 --repeats 3
 
-.PHONY: help venv install model demo test check docs format bench arctic lock clean
+.PHONY: help venv install model demo test check docs format fuzz bench soak arctic lock clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -54,15 +54,21 @@ test: model ## unit and integration tests
 # Without mkdocs-material's notice of its end of life. Not with --quiet: that hides warnings from --strict, too.
 docs check: export NO_MKDOCS_2_WARNING = 1
 
-check: $(INSTALLED) ## format, lint, types, links of the docs
+check: $(INSTALLED) ## format, lint, types, what is installed, links of the docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python packaging/lock.py
 	$(BIN)/mkdocs build --strict
 
 docs: $(INSTALLED) ## the documentation site, into build/site; renews docs/cli.md
 	$(BIN)/typer vllm_specx.cli.main utils docs --name specx --title "Command line" --output docs/cli.md
 	$(BIN)/mkdocs build --strict
+
+FUZZ_ARGS ?= --operations 10000000 --format-minutes 60
+
+fuzz: $(INSTALLED) ## long random lives of the drafters and an hour of damaged input; adds to results/fuzz.json
+	$(BIN)/python tests/fuzz.py $(FUZZ_ARGS) --json results/fuzz.json
 
 format: $(INSTALLED) ## format and repair what can be repaired
 	$(BIN)/ruff check --fix .
@@ -72,6 +78,9 @@ bench: model ## the comparison on every demo workload; JSON into results/
 	@mkdir -p results
 	$(BIN)/specx bench --model "$$($(BIN)/python -m vllm_specx.demo.model)" \
 	  $(addprefix --prompts ,$(wildcard vllm_specx/demo/workloads/*.jsonl)) $(BENCH_ARGS) --json results/bench.json
+
+soak: model ## an hour of mixed traffic on a server; SOAK_ARGS='--minutes 10' for less
+	$(BIN)/python tests/soak.py --json results/soak.json $(SOAK_ARGS)
 
 arctic: $(ARCTIC) ## install Arctic Inference's suffix cache, which vLLM's method "suffix" needs
 
