@@ -36,7 +36,9 @@ class BenchSettings:
     turns: int = knob(16, "Turns in which the methods share a cell; 1: one after the other.", 1)
     limit: int | None = knob(None, "Use only the first rows of each prompt file.", 1)
     rounds: int = knob(
-        1, "How often a cell sends its prompts: with more of them a batch stays full, where it would run dry.", 1
+        1,
+        "How often a cell sends its prompts: with more of them a batch stays full, where it would run dry.",
+        1,
     )
     dtype: str = knob("auto", f"Model dtype: {', '.join(DTYPES)}.")
     max_model_len: int | None = knob(

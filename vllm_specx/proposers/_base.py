@@ -256,6 +256,8 @@ class DrafterProposer(ABC):
         """One draft per request; the drafter looks only for those that may have one."""
         if all(limits):
             drafts: list[Draft] = self.drafter.propose(request_ids, limits)
+            if len(drafts) != len(limits):
+                raise ValueError(f"{len(drafts)} drafts for {len(limits)} requests")
             return drafts
         # One is asked for in any case: until then the drafter puts off what it observes.
         asked = [i for i, limit in enumerate(limits) if limit] or list(range(len(limits)))[:1]

@@ -140,7 +140,9 @@ class DepthRule:
         """Return what drafts of these reaches are worth by the last decision, in tokens, float64 (drafts,)."""
         price, prices = self.token_price, self._prices
         if prices is None:
-            return np.array([np.maximum(0.0, reach - price).sum() for reach in reaches])
+            return np.array(
+                [np.maximum(0.0, reach - price).sum() if len(reach) else 0.0 for reach in reaches]
+            )
         cut = [np.cumsum(reach[: len(prices)]) for reach in reaches]
         return np.array([max(0.0, (tokens - prices[: len(tokens)]).max(initial=0.0)) for tokens in cut])
 

@@ -61,6 +61,9 @@ class Tokens:
         return self._buffer[: self.num]
 
 
+_NO_TOKEN: Final = (0,)  # of a part of a prompt
+
+
 class _Rows:
     """Answers `rows[row, a:b]` as V1's token buffer does."""
 
@@ -221,6 +224,8 @@ class CustomClassSpeculator(BaseSpeculator):
         if not self._is_async:
             self.draft_lengths = dict(zip(req_ids, map(len, found), strict=True))
         host = self._host_drafts.numpy()
-        for row, (draft, new) in enumerate(zip(found, sampled, strict=True)):
-            host[row, : len(draft)] = draft
-            host[row, len(draft) :] = draft[-1] if draft else new[-1] if new else 0
+        last = [(draft or new or _NO_TOKEN)[-1] for draft, new in zip(found, sampled, strict=True)]
+        host[: len(last)] = np.array(last, dtype=np.int64)[:, None]
+        for row, draft in enumerate(found):
+            if draft:
+                host[row, : len(draft)] = draft
