@@ -43,13 +43,16 @@ model: $(INSTALLED) ## make the demo model, once
 demo: model ## plain vLLM, vLLM n-gram and vllm-specx, side by side
 	$(BIN)/specx demo
 
-# Engines of one process cannot be taken down one by one, so those with heads, and those of the cases, have a process, and
-# its memory, of their own.
+# Engines of one process cannot be taken down one by one, so those with heads, those of the cases, and those beside which
+# others run in processes of their own, have a process, and its memory, of their own.
+BESIDE = $(addprefix tests/integration/,test_faults_processes.py test_fleet_engines.py test_soak.py test_verify.py)
+
 test: model ## unit and integration tests
 	$(BIN)/pytest --durations=25 --durations-min=5 tests/unit tests/integration \
-	  --ignore=tests/integration/heads --ignore=tests/integration/test_cases.py
+	  --ignore=tests/integration/heads --ignore=tests/integration/test_cases.py $(addprefix --ignore=,$(BESIDE))
 	$(BIN)/pytest --durations=10 --durations-min=5 tests/integration/heads
 	$(BIN)/pytest --durations=10 --durations-min=5 tests/integration/test_cases.py
+	$(BIN)/pytest --durations=10 --durations-min=5 $(BESIDE)
 
 # Without mkdocs-material's notice of its end of life. Not with --quiet: that hides warnings from --strict, too.
 docs check: export NO_MKDOCS_2_WARNING = 1

@@ -1,10 +1,35 @@
-"""Other targets and drafts made of the demo model: its first layers, and itself in 8 bits."""
+"""Other targets and drafts: the demo model's first layers, itself in 8 bits, and a tiny one that is made up."""
 
 from __future__ import annotations
 
 import json
 import shutil
 from pathlib import Path
+
+TINY = {
+    "model_type": "qwen2",
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 256,
+    "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+    "use_sliding_window": False,
+    "hidden_act": "silu",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def tiny_mtp(folder: Path) -> Path:
+    """MiMo, a Qwen2 with one module that predicts a further token: the configuration, for made-up weights."""
+    folder.mkdir(parents=True)
+    config = TINY | {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def _copy_tokenizer(model: Path, folder: Path) -> None:

@@ -2,8 +2,8 @@
 
     python v2_run.py METHOD MODEL [DRAFT]
 
-METHOD is plain, suffix, suffix-async, suffix-sampled, eagle3 or draft_model. N changes at every step, between 0 and its
-maximum.
+METHOD is plain, suffix, suffix-async, suffix-sampled, eagle3, eagle3-async, mtp or draft_model. N changes at every
+step, between 0 and its maximum.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import itertools
 import json
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import v2
@@ -33,8 +34,10 @@ LONG = 40  # tokens of an answer where the KV cache runs out
 def speculative(method: str, draft: str | None) -> dict[str, Any]:
     if method.startswith("suffix"):
         return {"model": "vllm_specx.SuffixTreeProposer", "num_speculative_tokens": N}
-    if method == "eagle3":
+    if method.startswith("eagle3"):
         return {"model": "vllm_specx.AdaptiveEagle3Proposer", "num_speculative_tokens": N}
+    if method == "mtp":
+        return {"method": "mtp", "num_speculative_tokens": N}
     return {"method": "draft_model", "model": draft, "num_speculative_tokens": N}
 
 
@@ -43,11 +46,11 @@ def make_engine(method: str, model: str, draft: str | None, **options: Any) -> A
 
     if method != "plain":
         options["speculative_config"] = speculative(method, draft)
-        if method == "draft_model":
+        if method in ("draft_model", "mtp"):
             options["additional_config"] = {"specx": {"adaptive": True}}
         if method == "suffix":
             options["additional_config"] = {"specx": {"alpha": 0.0}}
-    if method == "suffix-async":
+    if method.endswith("-async"):
         options["async_scheduling"] = True
     defaults = {
         "model": model,
@@ -90,7 +93,7 @@ def change_n(llm: Any) -> None:
     scheduler._update_after_schedule = update
 
 
-def generate(llm: Any, prompts: list[str], max_tokens: int = MAX_TOKENS) -> list[list[int]]:
+def generate(llm: Any, prompts: list[Any], max_tokens: int = MAX_TOKENS) -> list[list[int]]:
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
@@ -149,10 +152,30 @@ def sample(folder: str) -> None:
     print("RESULT", json.dumps({"said": said, "counts": counts(llm)}))
 
 
+def mtp(folder: str) -> None:
+    """Answers of a tiny random model, alone and four at once, with drafts of its own module and without."""
+    from targets import tiny_mtp
+
+    path = str(tiny_mtp(Path(folder, "mimo")))
+    options = {"load_format": "dummy", "skip_tokenizer_init": True}
+    random_ids = random.Random(1)
+    prompts = [{"prompt_token_ids": random_ids.choices(range(256), k=9 + 5 * i)} for i in range(4)]
+    result: dict[str, Any] = {}
+    for method in ("plain", "mtp"):
+        llm = make_engine(method, path, None, **options)
+        result[method] = [generate(llm, prompts[:1]), generate(llm, prompts)]
+    result["speculator"] = type(runner_of(llm).speculator).__name__
+    result["scheduler"] = type(scheduler_of(llm)).__name__
+    result["drafts"] = next(
+        m.value for m in llm.get_metrics() if m.name == "vllm:spec_decode_num_draft_tokens"
+    )
+    print("RESULT", json.dumps(result))
+
+
 def main(method: str, model: str, draft: str | None = None) -> None:
     v2.prepare(use_async=method.endswith("async"))
-    if method == "suffix-sampled":
-        sample(model)
+    if method in ("suffix-sampled", "mtp"):
+        (sample if method == "suffix-sampled" else mtp)(model)
         return
     llm = make_engine(method, model, draft)
     runner, scheduler = runner_of(llm), scheduler_of(llm)

@@ -71,11 +71,25 @@ def test_suffix_tree(method: str, model_dir: Path) -> None:
     assert ("AdaptiveAsyncScheduler" in found["scheduler"]) == (method == "suffix-async")
 
 
-@pytest.mark.runs("EAGLE-3 with AdaptiveScheduler", WHERE, IDENTITY)
-def test_eagle3(model_dir: Path) -> None:
-    found = of("eagle3", model_dir)
+@pytest.mark.runs("EAGLE-3 with AdaptiveScheduler", WHERE, f"{IDENTITY}; with and without async scheduling")
+@pytest.mark.parametrize("method", ["eagle3", "eagle3-async"])
+def test_eagle3(method: str, model_dir: Path) -> None:
+    found = of(method, model_dir)
     check(found, of("plain", model_dir))
-    assert (found["speculator"], found["scheduler"][0]) == ("EagleSpeculator", "AdaptiveScheduler")
+    assert found["speculator"] == "EagleSpeculator"
+    assert ("AdaptiveAsyncScheduler" in found["scheduler"]) == (method == "eagle3-async")
+
+
+@pytest.mark.runs(
+    "MTP with AdaptiveScheduler", WHERE, "greedy identity in float32 at batch 1 and 4, N changing every step"
+)
+def test_mtp(tmp_path: Path) -> None:
+    """One module, tiny and made up: what it drafts is wrong, and nothing else is."""
+    found = of("mtp", tmp_path)
+    assert found["mtp"] == found["plain"]
+    assert found["drafts"] > 100
+    assert found["scheduler"] == "AdaptiveScheduler"
+    assert "Speculator" in found["speculator"]
 
 
 @pytest.mark.runs("draft model with AdaptiveScheduler", WHERE, IDENTITY)

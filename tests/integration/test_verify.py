@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 
 from vllm_specx.cli.main import app
 
+SAMPLES = 1000  # with which the broken sampler is told apart
+
 
 def specx(model_dir, out, *arguments) -> tuple[str, dict]:
     common = ["verify", "--model", model_dir, "--tokens", 16, "--batch", 4, "--max-model-len", 512]
@@ -23,7 +25,7 @@ def specx(model_dir, out, *arguments) -> tuple[str, dict]:
 def run(model_dir, tmp_path_factory):
     out = tmp_path_factory.mktemp("verify") / "out.json"
     options = ["--methods", "suffix-tree", "--lengths", 4, "--num-prompts", 6]
-    return specx(model_dir, out, *options, "--samples", 400, "--temperature", "1.0")
+    return specx(model_dir, out, *options, "--samples", SAMPLES, "--temperature", "1.0")
 
 
 def test_greedy_outputs_are_the_same_and_were_drafted(run):
@@ -44,7 +46,7 @@ def test_samples_follow_the_law_and_a_broken_sampler_does_not(run):
     plain, cell = (cell for cell in document["cells"] if cell["part"] == "sampled")
     assert (plain["method"], plain["num_draft_tokens"]) == ("none", 0)
     assert plain["verdict"] == cell["verdict"] == "ok"
-    assert cell["samples"] == cell["broken_samples"] == 400
+    assert cell["samples"] == cell["broken_samples"] == SAMPLES
     assert min(plain["p_value"], cell["p_value"], cell["p_value_against_plain"]) > ALPHA
     assert cell["broken_p_value"] < ALPHA
     # Both lengths, and so tokens after drafts that were accepted as a whole.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from engine_prompts import token_prompts
 from engines import make_engine, proposer_of, scheduler_of
-from targets import first_layers, int8
+from targets import TINY, first_layers, int8, tiny_mtp
 from vllm import SamplingParams
 
 from vllm_specx.proposers.eagle3 import AdaptiveEagle3Proposer
@@ -20,22 +20,6 @@ ADAPTIVE = {"specx": {"adaptive": True}}
 WHERE = "vLLM 0.32, V1 on the CPU"
 IDENTITY = "greedy identity in float32, any length at any step"
 PARAMS = SamplingParams(temperature=0, max_tokens=32, ignore_eos=True, detokenize=False)
-TINY = {
-    "model_type": "qwen2",
-    "hidden_size": 128,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 256,
-    "max_position_embeddings": 256,
-    "rms_norm_eps": 1e-6,
-    "tie_word_embeddings": False,
-    "use_sliding_window": False,
-    "hidden_act": "silu",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
 
 
 _ALIVE: list[Any] = []  # an engine that goes takes what others of the process need along
@@ -134,10 +118,7 @@ def test_the_first_layers_of_the_target(plain: Any, model_dir: Path, tmp_path: P
 @pytest.mark.runs("MTP with AdaptiveScheduler", WHERE, IDENTITY)
 def test_mtp(tmp_path: Path) -> None:
     """MiMo, a Qwen2 with one module that predicts a further token; tiny, and with made-up weights."""
-    folder = tmp_path / "mimo"
-    folder.mkdir()
-    config = TINY | {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
-    (folder / "config.json").write_text(json.dumps(config))
+    folder = tiny_mtp(tmp_path / "mimo")
     options = {"load_format": "dummy", "skip_tokenizer_init": True, "max_model_len": 128}
     prompts = [
         {"prompt_token_ids": [int(t) for t in np.random.default_rng(i).integers(256, size=9 + 5 * i)]}
