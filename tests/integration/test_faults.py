@@ -107,7 +107,7 @@ def test_faults_at_random_steps(specx, plain, monkeypatch):
     bad, drafted = [], []
 
     def sometimes(ids, limits):
-        if rng.random() < 0.3:
+        if rng.random() < 0.5:
             bad.append(rng.choice(list(HOSTILE)))
             return HOSTILE[bad[-1]](ids, limits)
         drafts = original(ids, limits)
@@ -118,7 +118,7 @@ def test_faults_at_random_steps(specx, plain, monkeypatch):
     before = proposer.faults
     outputs = specx.generate(prompts, params, use_tqdm=False)
     assert [list(o.outputs[0].token_ids) for o in outputs] == expected
-    assert len(bad) > 5
+    assert len(bad) > 2
     assert proposer.faults > before, "one that nobody would have verified is not looked at"
     assert sum(drafted) > 20
 
