@@ -58,6 +58,22 @@ def test_a_hostile_drafter_costs_drafts_only(specx, expected, monkeypatch, kind)
     assert proposer.faults > before
 
 
+def draft_with(monkeypatch, proposer, fault):
+    """Let what `fault()` returns draft in a step, if anything; the list gets what is drafted in the others."""
+    original, drafted = proposer.drafter.propose, []
+
+    def propose(ids, limits):
+        other = fault()
+        if other is not None:
+            return other(ids, limits)
+        drafts = original(ids, limits)
+        drafted.append(sum(map(len, drafts)))
+        return drafts
+
+    monkeypatch.setattr(proposer.drafter, "propose", propose)
+    return drafted
+
+
 def test_drafting_goes_on_after_a_fault(specx, plain, monkeypatch):
     """A fault in the middle of a request: its state is read anew and drafts come again."""
     params = SamplingParams(temperature=0, max_tokens=64)
@@ -65,17 +81,13 @@ def test_drafting_goes_on_after_a_fault(specx, plain, monkeypatch):
     expected = [list(o.outputs[0].token_ids) for o in plain.generate(prompts, params, use_tqdm=False)]
     proposer = proposer_of(specx)
     proposer.reset_memory()
-    original, calls, drafted = proposer.drafter.propose, [], []
+    calls = []
 
-    def sometimes(ids, limits):
+    def once():
         calls.append(1)
-        if len(calls) == 3:
-            raise RuntimeError("once")
-        drafts = original(ids, limits)
-        drafted.append(sum(map(len, drafts)))
-        return drafts
+        return _raise if len(calls) == 3 else None
 
-    monkeypatch.setattr(proposer.drafter, "propose", sometimes)
+    drafted = draft_with(monkeypatch, proposer, once)
     before = proposer.faults
     outputs = specx.generate(prompts, params, use_tqdm=False)
     assert [list(o.outputs[0].token_ids) for o in outputs] == expected
@@ -103,18 +115,15 @@ def test_faults_at_random_steps(specx, plain, monkeypatch):
     expected = [list(o.outputs[0].token_ids) for o in plain.generate(prompts, params, use_tqdm=False)]
     proposer = proposer_of(specx)
     proposer.reset_memory()
-    original, rng = proposer.drafter.propose, random.Random(3)
-    bad, drafted = [], []
+    rng, bad = random.Random(3), []
 
-    def sometimes(ids, limits):
-        if rng.random() < 0.5:
-            bad.append(rng.choice(list(HOSTILE)))
-            return HOSTILE[bad[-1]](ids, limits)
-        drafts = original(ids, limits)
-        drafted.append(sum(map(len, drafts)))
-        return drafts
+    def sometimes():
+        if rng.random() >= 0.5:
+            return None
+        bad.append(rng.choice(list(HOSTILE)))
+        return HOSTILE[bad[-1]]
 
-    monkeypatch.setattr(proposer.drafter, "propose", sometimes)
+    drafted = draft_with(monkeypatch, proposer, sometimes)
     before = proposer.faults
     outputs = specx.generate(prompts, params, use_tqdm=False)
     assert [list(o.outputs[0].token_ids) for o in outputs] == expected

@@ -83,25 +83,22 @@ class BenchEngine:
         from vllm.sampling_params import RequestOutputKind
 
         params = SamplingParams(
-            temperature=0.0,
             max_tokens=length,
             ignore_eos=not natural,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
+            **self._how_to_sample(),
         )
         rendered = self._engine.renderer.render_cmpl([{"prompt_token_ids": list(prompt)}])
         self._engine.add_request(request_id, rendered[0], params)
 
     def step(self) -> list[tuple[str, list[int], bool]]:
-        news = [
-            (output.request_id, list(output.outputs[0].token_ids), output.finished)
-            for output in self._engine.step()
-        ]
-        self.counters.faults = getattr(self._drafter, "faults", 0)
+        news = [self._news(output) for output in self._engine.step()]
+        self.counters.faults = getattr(self._draft_source, "faults", 0)
         return news
 
     def kept(self) -> NDArray[np.float64] | None:
-        metrics = getattr(self._drafter, "metrics", None)
+        metrics = getattr(self._draft_source, "metrics", None)
         return None if metrics is None else metrics.kept()
 
     def start(self, job: Job) -> None:
@@ -130,6 +127,20 @@ class BenchEngine:
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM could not clear its prefix cache")
         clear_draft_memory(self._drafter)
+
+    def _how_to_sample(self) -> dict[str, Any]:
+        """Parameters of the next request, beside those of every request."""
+        return {"temperature": 0.0}
+
+    def _news(self, output: Any) -> tuple[str, list[int], bool]:
+        """What a step brought a request."""
+        return output.request_id, list(output.outputs[0].token_ids), output.finished
+
+    @property
+    def _draft_source(self) -> Any:
+        """Ours, also where it stands behind vLLM's drafter (see `_compat.hybrid_runner`); or vLLM's own."""
+        drafter = self._drafter
+        return getattr(drafter, "specx", drafter)
 
     @property
     def _drafter(self) -> Any:
@@ -187,22 +198,27 @@ def settle(log_path: str, kv_cache_gib: int | None) -> None:
 
 
 def serve(connection: Connection, spec: EngineSpec, log_path: str) -> None:
-    """Worker process: build the engine when told to, then answer jobs. Output goes to `log_path`."""
+    """Worker process of a bench: see `answer`."""
+
+    def make() -> BenchEngine:
+        engine = BenchEngine(spec)
+        engine.warm_up()
+        return engine
+
     settle(log_path, spec.kv_cache_gib)
+    answer(connection, make, ("start", "advance", "result", "reset"))
+
+
+def answer(connection: Connection, make: Callable[[], BenchEngine], methods: Sequence[str]) -> None:
+    """Build the engine when told to, then call those of its methods that commands name, until told to stop."""
     try:
         import vllm.v1.engine.llm_engine  # noqa: F401 - takes seconds: while another engine is built
 
         if connection.recv()[0] == "stop":
             return
-        engine = BenchEngine(spec)
-        engine.warm_up()
+        engine = make()
+        actions: dict[str, Callable[..., Any]] = {name: getattr(engine, name) for name in methods}
         connection.send(("ready", engine.facts()))
-        actions: dict[str, Callable[..., Any]] = {
-            "start": engine.start,
-            "advance": engine.advance,
-            "result": engine.result,
-            "reset": engine.reset,
-        }
         while (command := connection.recv())[0] != "stop":
             connection.send(("done", actions[command[0]](*command[1:])))
     except (EOFError, KeyboardInterrupt):

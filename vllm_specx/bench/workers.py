@@ -1,11 +1,13 @@
 """The parent's side of the worker processes: start, ask, notice a death, stop."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from vllm_specx.bench.engine import EngineSpec, serve
+from vllm_specx.bench.engine import serve
 from vllm_specx.bench.errors import EngineFailed
 from vllm_specx.bench.loop import CellResult, Job
 
@@ -13,16 +15,26 @@ _STOP_SECONDS = 20
 
 
 class Worker:
-    """One method's engine in a process of its own. Idle, it waits on its pipe and uses no CPU."""
+    """One method's engine in a process of its own. Idle, it waits on its pipe and uses no CPU.
 
-    def __init__(self, method: str, spec: EngineSpec, log_path: Path) -> None:
+    Args:
+        method: its name.
+        spec: what `serve` builds the engine from.
+        log_path: where its output goes.
+        serve: runs in the process, with its end of the pipe, `spec` and `log_path`; see `engine.answer`.
+
+    """
+
+    def __init__(
+        self, method: str, spec: Any, log_path: Path, serve: Callable[[Connection, Any, str], None] = serve
+    ) -> None:
         self.method = method
         self.log_path = log_path
         # Spawned, not forked: each engine must import torch and bind its threads by itself.
         context = get_context("spawn")
         self._connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=serve, args=(theirs, spec, str(log_path)), name=f"specx-bench-{method}", daemon=True
+            target=serve, args=(theirs, spec, str(log_path)), name=f"specx-{method}", daemon=True
         )
         self._process.start()
         theirs.close()

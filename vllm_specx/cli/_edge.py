@@ -1,8 +1,9 @@
 """Where errors become exit codes: one line on stderr, 2 for bad input, 1 for a failed run, no traceback."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
@@ -70,3 +71,40 @@ def whole_numbers(text: str, flag: str) -> tuple[int, ...]:
         raise BenchError(
             f"{flag} {text!r} must be whole numbers separated by commas, for example 1,8"
         ) from error
+
+
+def run_and_show(
+    run: Callable[[Any, Callable[[Any], None]], dict[str, Any]],
+    show: Callable[[Mapping[str, Any], Any], None],
+    json_path: Path | None,
+    each: str,
+) -> dict[str, Any]:
+    """Run with a progress meter, show the document on the terminal, and keep it in a file.
+
+    Args:
+        run: is given what is told of progress and what saves the document as it grows; returns it.
+        show: is given the document and the terminal.
+        json_path: of the file, if there is to be one.
+        each: what the file has every one of.
+
+    Raises:
+        BenchError: the file cannot be written; before anything is run.
+
+    """
+    from vllm_specx.bench.meter import meter
+    from vllm_specx.bench.report import check_writable, console, write_json
+
+    if json_path is not None:
+        check_writable(json_path)
+
+    def save(document: Any) -> None:
+        if json_path is not None:
+            write_json(json_path, document)
+
+    terminal = console()
+    with meter(terminal) as tell:
+        document = run(tell, save)
+    show(document, terminal)
+    if json_path is not None:
+        terminal.print(f"{each}: {json_path}", highlight=False, soft_wrap=True)
+    return document

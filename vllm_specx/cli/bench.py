@@ -9,7 +9,7 @@ import typer
 
 from vllm_specx.bench.errors import BenchError
 from vllm_specx.bench.settings import default, help_text
-from vllm_specx.cli._edge import edge, whole_numbers, words
+from vllm_specx.cli._edge import edge, run_and_show, whole_numbers, words
 
 
 def bench(
@@ -52,10 +52,9 @@ def bench(
 ) -> None:
     """Measure vLLM configurations side by side: same prompts, methods interleaved within each cell."""
     from vllm_specx.bench.cluster import run_bench_on_ray
-    from vllm_specx.bench.meter import meter
     from vllm_specx.bench.prompts import workloads
     from vllm_specx.bench.provenance import provenance
-    from vllm_specx.bench.report import check_writable, console, show, write_json
+    from vllm_specx.bench.report import show
     from vllm_specx.bench.runner import run_bench
     from vllm_specx.bench.settings import BenchSettings
 
@@ -80,20 +79,10 @@ def bench(
             warm=warm,
             natural=natural,
         )
-        if json_path is not None:
-            check_writable(json_path)
-
-        def save(document: dict[str, Any]) -> None:
-            if json_path is not None:
-                write_json(json_path, document)
-
-        terminal = console()
-        with meter(terminal) as tell:
-            run = run_bench_on_ray if ray else run_bench
-            document = run(settings, provenance(sys.argv), tell, save)
-        show(document, terminal)
-        if json_path is not None:
-            terminal.print(f"every run: {json_path}", highlight=False, soft_wrap=True)
+        run = run_bench_on_ray if ray else run_bench
+        run_and_show(
+            lambda tell, save: run(settings, provenance(sys.argv), tell, save), show, json_path, "every run"
+        )
 
 
 def _options(text: str | None) -> dict[str, Any] | None:

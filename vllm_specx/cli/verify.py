@@ -2,12 +2,12 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from vllm_specx.bench.errors import BenchError
-from vllm_specx.cli._edge import FAILED, edge, whole_numbers, words
+from vllm_specx.cli._edge import FAILED, edge, run_and_show, whole_numbers, words
 from vllm_specx.verify.settings import default, help_text
 
 
@@ -47,10 +47,8 @@ def verify(
     ] = None,
 ) -> None:
     """Compare speculative with plain decoding: greedy token by token, sampled by its law; 1 if anything is wrong."""
-    from vllm_specx.bench.meter import meter
     from vllm_specx.bench.prompts import workloads
     from vllm_specx.bench.provenance import provenance
-    from vllm_specx.bench.report import check_writable, console, write_json
     from vllm_specx.verify import VerifySettings, run_verify
     from vllm_specx.verify.judge import OK
     from vllm_specx.verify.report import show
@@ -81,19 +79,12 @@ def verify(
             max_model_len=max_model_len,
             kv_cache_gib=kv_cache_gib,
         )
-        if json_path is not None:
-            check_writable(json_path)
-
-        def save(document: dict[str, Any]) -> None:
-            if json_path is not None:
-                write_json(json_path, document)
-
-        terminal = console()
-        with meter(terminal) as tell:
-            document = run_verify(settings, provenance(sys.argv), tell, save)
-        show(document, terminal)
-        if json_path is not None:
-            terminal.print(f"every cell: {json_path}", highlight=False, soft_wrap=True)
+        document = run_and_show(
+            lambda tell, save: run_verify(settings, provenance(sys.argv), tell, save),
+            show,
+            json_path,
+            "every cell",
+        )
         if document["verdict"] != OK:
             raise typer.Exit(FAILED)
 

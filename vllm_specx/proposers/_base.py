@@ -163,7 +163,7 @@ class DrafterProposer(ABC):
         rows = self._requests.sync(context, sampled, num_tokens, token_ids)
         self._count(step, sampled, context)
         request_ids = [context.req_ids[row] for row in rows]
-        limits = self._limits(context, rows, request_ids, num_tokens)
+        limits = self._limits(context, request_ids)
         drafts = self._draft(rows, request_ids, limits)
         if self._is_enabled:
             lengths = within(self._policy.choose([draft.reach for draft in drafts]), self._room)
@@ -237,18 +237,12 @@ class DrafterProposer(ABC):
         """Account for the step that has just been sampled, before the drafter is told what was committed."""
         self._policy.update(step)
 
-    def _limits(
-        self, context: Any, rows: Sequence[int], request_ids: Sequence[str], num_tokens: Any
-    ) -> list[int]:
-        """Most draft tokens of each request; of these and the bonus token, none may lie beyond max_model_len."""
+    def _limits(self, context: Any, request_ids: Sequence[str]) -> list[int]:
+        """Most draft tokens of each request."""
         if not self._is_enabled:
-            return [0] * len(rows)
-        most, end, by_itself = context.num_spec_tokens, context.max_model_len - 1, self._requests.max_draft
-        counts = np.asarray(num_tokens).tolist()
-        return [
-            max(0, min(most, end - counts[row], by_itself(request_id)))
-            for row, request_id in zip(rows, request_ids, strict=True)
-        ]
+            return [0] * len(request_ids)
+        most, end, by_itself = context.num_spec_tokens, context.max_model_len, self._requests.max_draft
+        return [max(0, min(most, by_itself(request_id, end))) for request_id in request_ids]
 
     def _draft(
         self, rows: Sequence[int], request_ids: Sequence[str], limits: Sequence[int]

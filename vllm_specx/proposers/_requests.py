@@ -92,11 +92,17 @@ class RequestTracker:
                 self.num_ended += 1
                 self._drafter.stop(request_id)
 
-    def max_draft(self, request_id: str) -> int:
-        """Return how many draft tokens the request may have by its own parameters; at most 0: none."""
+    def max_draft(self, request_id: str, max_model_len: int) -> int:
+        """Return how many draft tokens the request may have by itself; at most 0: none.
+
+        Args:
+            request_id: of a row that `sync` returned.
+            max_model_len: none of its tokens may lie beyond it.
+
+        """
         known = self._known[request_id]
         # A draft of n yields n+1 tokens, the bonus included: leave room for it.
-        return min(known.max_n, known.max_tokens - known.num_output - 1)
+        return min(known.max_n, known.max_tokens - known.num_output - 1, max_model_len - known.num_tokens - 1)
 
     def clear(self) -> None:
         """End every request for the drafter. One that goes on is read anew, and shares nothing from then on."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
-from vllm_specx.bench.engine import BenchEngine, EngineSpec, settle
+from vllm_specx.bench.engine import BenchEngine, EngineSpec, answer, settle
 from vllm_specx.bench.loop import CellResult, Counters, Job, drive
 
 NUM_TOPS: Final = 4  # of plain decoding's log-probabilities, so that ties of more than two are seen
@@ -68,13 +67,13 @@ class VerifyEngine(BenchEngine):
 
     def __init__(self, spec: VerifySpec) -> None:
         super().__init__(spec.engine)
-        self._make_params: Callable[[], dict[str, Any]] = dict
+        self._make_params: Callable[[], dict[str, Any]] = super()._how_to_sample
         self._tops: dict[str, list[Tops]] = {}
         if spec.drafts != "own":
             from vllm_specx.verify.lengths import force
 
             length = self._engine.vllm_config.speculative_config.num_speculative_tokens
-            force(getattr(self._drafter, "specx", self._drafter), length, is_random=spec.drafts == "random")
+            force(self._draft_source, length, is_random=spec.drafts == "random")
 
     def greedy(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, concurrency: int, num_tops: int = 0
@@ -96,43 +95,24 @@ class VerifyEngine(BenchEngine):
             "top_k": plan.top_k,
             "seed": next(seeds),
         }
-        with broken_sampler() if plan.is_broken else _nothing():
+        with broken_sampler() if plan.is_broken else nullcontext():
             result = self._drive([plan.prompt] * plan.num_samples, _NUM_GENERATED, plan.concurrency)
         counts = Counter(tuple(trace.token_ids[:NUM_SAMPLED]) for trace in result.traces)
         return Sampled(counts, result.counters)
 
-    def add(self, request_id: str, prompt: Sequence[int], length: int, natural: bool) -> None:
-        """Add a request with the parameters of this run."""
-        from vllm import SamplingParams
-        from vllm.sampling_params import RequestOutputKind
-
-        params = SamplingParams(
-            max_tokens=length,
-            ignore_eos=not natural,
-            detokenize=False,
-            output_kind=RequestOutputKind.DELTA,
-            **self._make_params(),
-        )
-        rendered = self._engine.renderer.render_cmpl([{"prompt_token_ids": list(prompt)}])
-        self._engine.add_request(request_id, rendered[0], params)
-
-    def step(self) -> list[tuple[str, list[int], bool]]:
-        """See the loop's `Engine`; log-probabilities are kept."""
-        news = []
-        for output in self._engine.step():
-            done = output.outputs[0]
-            for tops in done.logprobs or ():
-                known = {token: entry.logprob for token, entry in tops.items()}
-                self._tops.setdefault(output.request_id, []).append(known)
-            news.append((output.request_id, list(done.token_ids), output.finished))
-        drafter = self._drafter
-        self.counters.faults = getattr(getattr(drafter, "specx", drafter), "faults", 0)
-        return news
-
     def reset(self) -> None:
         """See `BenchEngine.reset`."""
-        self._make_params = lambda: {"temperature": 0.0}
+        self._make_params = super()._how_to_sample
         super().reset()
+
+    def _how_to_sample(self) -> dict[str, Any]:
+        return self._make_params()
+
+    def _news(self, output: Any) -> tuple[str, list[int], bool]:
+        for tops in output.outputs[0].logprobs or ():
+            known = {token: entry.logprob for token, entry in tops.items()}
+            self._tops.setdefault(output.request_id, []).append(known)
+        return super()._news(output)
 
     def _drive(self, prompts: Sequence[Sequence[int]], num_tokens: int, concurrency: int) -> CellResult:
         self._tops.clear()
@@ -168,24 +148,7 @@ def broken_sampler() -> Iterator[None]:
         rejection_sampler.sample_recovered_tokens = right
 
 
-@contextmanager
-def _nothing() -> Iterator[None]:
-    yield
-
-
 def serve(connection: Connection, spec: VerifySpec, log_path: str) -> None:
-    """Worker process: build the engine when told to, then answer. Output goes to `log_path`."""
+    """Worker process of a verification: see `answer`."""
     settle(log_path, spec.engine.kv_cache_gib)
-    try:
-        if connection.recv()[0] == "stop":
-            return
-        engine = VerifyEngine(spec)
-        connection.send(("ready", engine.facts()))
-        actions: dict[str, Callable[..., Any]] = {"greedy": engine.greedy, "sample": engine.sample}
-        while (command := connection.recv())[0] != "stop":
-            connection.send(("done", actions[command[0]](*command[1:])))
-    except (EOFError, KeyboardInterrupt):
-        return
-    except BaseException as error:
-        traceback.print_exc()
-        connection.send(("failed", f"{type(error).__name__}: {error}"))
+    answer(connection, lambda: VerifyEngine(spec), ("greedy", "sample"))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from itertools import zip_longest
-from multiprocessing import get_context
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, Final
@@ -45,15 +44,7 @@ class VerifyWorker(Worker):
     """The bench's worker around a VerifyEngine."""
 
     def __init__(self, method: str, spec: VerifySpec, log_path: Path) -> None:
-        self.method, self.log_path = method, log_path
-        context = get_context("spawn")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(
-            target=serve, args=(theirs, spec, str(log_path)), name=f"specx-verify-{method}", daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        self.facts: dict[str, Any] = {}
+        super().__init__(method, spec, log_path, serve)
 
     def greedy(
         self, prompts: Sequence[Sequence[int]], num_tokens: int, concurrency: int, num_tops: int = 0
