@@ -196,6 +196,8 @@ def main() -> int:
     if options.drafter:
         print(next(fuzz_drafters.lives(options.drafter, 5000, options.seed, options.life)))
         return 0
+    for kind in fuzz_drafters.KINDS:  # compiles what no limit of time is meant for
+        next(fuzz_drafters.lives(kind, 500, 0, 0))
     crashes = Crashes(options.crashes)
     if options.target:
         (target,) = (target for target in fuzz_formats.TARGETS if target.name == options.target)
