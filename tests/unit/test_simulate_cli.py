@@ -180,6 +180,13 @@ def test_wrong_rows(folder, row, said):
     assert said in only_complaint(specx(folder))
 
 
+def test_two_rows_without_an_id(folder):
+    row = json.dumps({"prompt": "a", "output": "a b c", "at": 9})
+    path = folder / "letters.jsonl"
+    path.write_text(path.read_text() + f"\n{row}\n{row}")
+    assert 'needs an "id" of its own, got None again' in only_complaint(specx(folder))
+
+
 def test_a_table_without_drafts(folder):
     (folder / "costs.json").write_text(
         '{"format": "specx-costs/1", "requests": [1], "draft_tokens_per_request": [0], "seconds": [[1.0]]}'

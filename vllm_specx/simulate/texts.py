@@ -93,7 +93,7 @@ def _times(path: Path) -> Mapping[str, float]:
                 raise BenchError(f'"at" must not fall from row to row, got {value:g} after {last:g}')
             if str(row.get("id")) in times:
                 raise BenchError(
-                    f'without --rate, each row needs an "id" of its own, got {row["id"]!r} again'
+                    f'without --rate, each row needs an "id" of its own, got {row.get("id")!r} again'
                 )
         except BenchError as error:
             raise BenchError(f"{path}:{number}: {error}") from error
