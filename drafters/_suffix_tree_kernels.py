@@ -355,3 +355,78 @@ def _observe_batch(
         end[s] = _append(text[lo:hi], prev[:, lo:hi], head[:, lo:hi], end[s], 0, new, 0, 0)
         if tag[s] >= 0:
             _link(entries, s, generation[s], text[lo:hi], max(begin, 0), end[s], tag[s], seed[s])
+
+
+@njit(cache=True)
+def _step(
+    pending,
+    rows,
+    max_n,
+    live,
+    region,
+    end,
+    prompt_end,
+    luck,
+    anchor,
+    namespace,
+    generation,
+    entries,
+    shared,
+    shared_tail,
+    shared_end,
+    credit,
+    model,
+    luck_rate,
+    min_reach,
+    drafts,
+):
+    """Observe what is pending, (slots, counts, token_ids), and draft for `rows`: one call from Python for both.
+
+    Returns how many drafts were led by the shared text; -1, and nothing is done, if a slot may lack room.
+    """
+    slots, counts, new = pending
+    capacity = region[1]
+    for s in slots:
+        if capacity[s] == 0 or end[s] + len(new) > capacity[s]:  # at most so many go to one slot
+            return -1
+    _observe_batch(
+        slots,
+        counts,
+        new,
+        live,
+        region,
+        end,
+        prompt_end,
+        luck,
+        anchor,
+        namespace,
+        generation,
+        entries,
+        drafts,
+        credit,
+        model,
+        luck_rate,
+    )
+    _propose_batch(
+        rows,
+        max_n,
+        live,
+        region,
+        end,
+        prompt_end,
+        luck,
+        anchor,
+        namespace,
+        generation,
+        entries,
+        shared,
+        shared_tail,
+        shared_end,
+        model,
+        min_reach,
+        drafts,
+    )
+    num_led = 0
+    for s in rows:
+        num_led += drafts[5][s] >= 0
+    return num_led

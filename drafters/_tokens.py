@@ -9,6 +9,7 @@ MAX_TOKEN_ID: Final = 2**31 - 2
 _FEW: Final = 32
 _INT: Final = {int}
 _NONE: Final = np.empty(0, dtype=np.int32)
+NOTHING: Final = (np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), _NONE)  # is pending
 
 
 def as_token_ids(token_ids: ArrayLike) -> NDArray[np.int32]:
@@ -68,6 +69,8 @@ class Pending:
 
     def take(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]]:
         """Return slots, how many tokens of each, and these, int32; start anew."""
+        if not self._slots:
+            return NOTHING
         self._close_part()
         parts = self._parts
         token_ids = parts[0] if len(parts) == 1 else np.concatenate([_NONE, *parts])

@@ -58,6 +58,15 @@ def checked_limits(request_ids: Sequence[RequestId], max_n: int | ArrayLike, mos
 
     """
     shape = (len(request_ids),)
+    if len(set(request_ids)) != len(request_ids):
+        raise ValueError("a request id is repeated")
+    if (
+        isinstance(max_n, list)
+        and {*map(type, max_n)} == {int}
+        and min(max_n) >= 0
+        and len(max_n) == shape[0]
+    ):
+        return np.array([min(n, most) for n in max_n], dtype=np.int64)  # as below, but soon
     try:
         limits = np.asarray(max_n, dtype=np.int64)
     except OverflowError as error:
@@ -67,8 +76,6 @@ def checked_limits(request_ids: Sequence[RequestId], max_n: int | ArrayLike, mos
     limits = np.minimum(np.broadcast_to(limits, shape), most)
     if limits.min(initial=0) < 0:
         raise ValueError(f"max_n must not be negative, got {limits.min()}")
-    if len(set(request_ids)) != len(request_ids):
-        raise ValueError("a request id is repeated")
     return np.ascontiguousarray(limits)
 
 

@@ -22,7 +22,7 @@ from drafters._live_store import MIN_REGION, LiveStore
 from drafters._namespaces import COMMON, Namespace, check_name
 from drafters._prior import WEIGHTS
 from drafters._slots import Slots
-from drafters._tokens import Pending, as_token_ids
+from drafters._tokens import NOTHING, Pending, as_token_ids
 from drafters.calibration import Calibration
 from drafters.contract import Draft, RequestId, checked_limits, made_drafts
 from drafters.memory import SharedMemory
@@ -147,10 +147,10 @@ class SuffixTreeDrafter:
         limits = checked_limits(request_ids, max_n, self.max_n)
         if rows.size == 0:
             return []
-        self._flush()
-        self.memory.expire(sources=self._slots.source)
+        if self.memory.ttl is not None:
+            self._flush()  # what is led by a text that goes now was told before
+            self.memory.expire(sources=self._slots.source)
         self._run(rows, limits)
-        self.num_hits += int(np.count_nonzero(self._slots.source[rows] >= 0))
         return made_drafts(rows, self._slots.length, self._slots.token_ids, self._slots.reach)
 
     def stop(self, request_id: RequestId) -> None:
@@ -299,8 +299,23 @@ class SuffixTreeDrafter:
             raise KeyError(f"request {request_id!r} is not live; start it first") from None
 
     def _run(self, rows: NDArray[np.int64], limits: NDArray[np.int64]) -> None:
+        """Hand the buffered tokens to the kernels, and draft, in one call if there is room for them."""
+        pending = self._pending.take()
+        num_led = self._step(pending, rows, limits)
+        if num_led < 0:
+            self._observe(*pending)
+            num_led = self._step(NOTHING, rows, limits)
+        self.num_hits += num_led
+
+    def _step(
+        self,
+        pending: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int32]],
+        rows: NDArray[np.int64],
+        limits: NDArray[np.int64],
+    ) -> int:
         slots, ring = self._slots, self.memory.ring
-        kernels._propose_batch(
+        num_led: int = kernels._step(
+            pending,
             rows,
             limits,
             self._live.arrays,
@@ -315,20 +330,27 @@ class SuffixTreeDrafter:
             ring.store,
             ring.tail,
             ring.end,
+            ring.credit,
             self.calibration.model,
+            _LUCK_RATE,
             self.min_reach,
             slots.drafts,
         )
+        return num_led
 
     def _flush(self) -> None:
-        """Hand the buffered tokens to the kernels in one call.
+        """Hand the buffered tokens to the kernels. Raises as `_observe` does."""
+        if self._pending:
+            self._observe(*self._pending.take())
+
+    def _observe(
+        self, rows: NDArray[np.int64], counts: NDArray[np.int64], token_ids: NDArray[np.int32]
+    ) -> None:
+        """Append tokens, `counts[i]` of them to slot `rows[i]`, in one call.
 
         Raises MemoryError where a request's have no room; those of the others are taken.
         """
-        if not self._pending:
-            return
         slots = self._slots
-        rows, counts, token_ids = self._pending.take()
         room = slots.capacity[rows]
         homeless: list[int] = []
         if (

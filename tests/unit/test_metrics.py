@@ -95,6 +95,16 @@ def test_outcomes_by_position_reach_and_drafter() -> None:
     assert sum(tried.values()) == sum(found["specx_reach_tokens_total"].values()) == 24
 
 
+def test_a_promise_that_cannot_be_is_counted_at_the_edge() -> None:
+    numbers = page.new_page("i", 0)
+    DraftMeter(numbers).verified([("medusa", np.array([np.inf, 1e300, -1e300, -0.5, np.nan]), 1)])
+    found = scraped()
+    tried = found["specx_reach_tokens_total"]
+    assert [tried[labels(reach=f"{tenth / 10:.1f}")] for tenth in range(10)] == [3, *[0] * 8, 2]
+    assert sum(found["specx_reach_promised_tokens_total"].values()) == 2
+    assert np.sum(numbers) == 5 + 1 + 5 + 2 + 1 + 1 + 1  # nothing else was written
+
+
 def test_realised_speedup_is_of_timed_decode_steps() -> None:
     meter = DraftMeter(page.new_page("i", 0))
     meter.stepped(Step(2, 4, 6, 0.04), lambda _: 0.03)

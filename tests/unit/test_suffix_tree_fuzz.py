@@ -76,7 +76,7 @@ with tempfile.TemporaryDirectory() as folder:
     drafter.add_document([1, 2, 3])
     drafter.purge("")
 drafter.clear()
-for name in ("_append", "_propose_batch", "_observe_batch"):  # what Python calls; these bring the others along
+for name in ("_append", "_step", "_observe_batch"):  # what Python calls; these bring the others along
     assert before[name], f"{name} was not compiled at construction"
 for name, k in kernel.items():
     assert set(k.signatures) == before[name], f"{name} was compiled while serving"

@@ -208,7 +208,7 @@ def test_a_workload_that_stops_accepting_whatever_reach_says(batch: int) -> None
 
 
 def test_nothing_compiles_after_construction() -> None:
-    names = ("_features", "_times", "_spread", "_learn", "_gather", "_decide", "_best_prefix", "_cut")
+    names = ("_features", "_times", "_spread", "_learn_from", "_gather", "_decide", "_best_prefix", "_cut")
     dispatchers = [getattr(kernels, name) for name in names]
     tuner = Tuner(CostModel(TABLE, sizes=[4, 8, 16]), max_n=8)
     before = [len(kernel.signatures) for kernel in dispatchers]

@@ -9,12 +9,25 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from vllm_specx.metrics import _kernels as kernels
 from vllm_specx.metrics.layout import DRAFTERS, LENGTHS, NUM_VALUES, OFFSETS, POSITIONS, REACH_BINS, REASONS
 from vllm_specx.tuner import Decision, Step
 
 _BUCKET: Final = [bisect_left(LENGTHS, n) for n in range(LENGTHS[-1] + 1)]
 _REASON: Final = {reason: i for i, reason in enumerate(REASONS)}
 _DRAFTER: Final = {drafter: i for i, drafter in enumerate(DRAFTERS)}
+_PLACES: Final = tuple(
+    OFFSETS[name]
+    for name in (
+        "specx_drafts",
+        "specx_drafter_accepted_tokens",
+        "specx_draft_tokens",
+        "specx_accepted_tokens",
+        "specx_reach_tokens",
+        "specx_reach_promised_tokens",
+        "specx_reach_accepted_tokens",
+    )
+)
 
 
 class DraftMeter:
@@ -29,6 +42,7 @@ class DraftMeter:
         """Start from a page of zeros."""
         self._page = page
         self._views = {name: page[at:] for name, at in OFFSETS.items()}
+        self._count(*3 * [np.empty(0, dtype=np.int64)], np.empty(0))  # compiles
 
     def chosen(self, lengths: Sequence[int], decision: Decision | None, reason: str, seconds: float) -> None:
         """Count a choice.
@@ -69,25 +83,15 @@ class DraftMeter:
         """
         if not drafts:
             return
-        views = self._views
-        sizes = np.array([len(reach) for _, reach, _ in drafts])
-        accepted = np.array([num for _, _, num in drafts])
-        reach = np.concatenate([reach for _, reach, _ in drafts])
-        place = np.arange(len(reach)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        held = place < np.repeat(accepted, sizes)
-        position = np.minimum(place, POSITIONS)
-        bins = np.minimum((reach * REACH_BINS).astype(np.int64), REACH_BINS - 1)
-        for name, index, weights, size in (
-            ("specx_draft_tokens", position, None, POSITIONS + 1),
-            ("specx_accepted_tokens", position, held, POSITIONS + 1),
-            ("specx_reach_tokens", bins, None, REACH_BINS),
-            ("specx_reach_promised_tokens", bins, reach, REACH_BINS),
-            ("specx_reach_accepted_tokens", bins, held, REACH_BINS),
-        ):
-            views[name][:size] += np.bincount(index, weights, minlength=size)
-        for drafter, _, num in drafts:
-            views["specx_drafts"][_DRAFTER[drafter]] += 1
-            views["specx_drafter_accepted_tokens"][_DRAFTER[drafter]] += num
+        self._count(
+            np.array([_DRAFTER[drafter] for drafter, _, _ in drafts], dtype=np.int64),
+            np.array([len(reach) for _, reach, _ in drafts], dtype=np.int64),
+            np.array([num for _, _, num in drafts], dtype=np.int64),
+            np.concatenate([reach for _, reach, _ in drafts], dtype=np.float64),
+        )
+
+    def _count(self, *drafts: NDArray[Any]) -> None:
+        kernels._count_verified(self._page, _PLACES, (POSITIONS, REACH_BINS), *drafts)
 
     def kept(self) -> NDArray[np.float64]:
         """By tenths of reach: tokens verified, what was promised, tokens accepted; float64 (3, 10), a copy."""

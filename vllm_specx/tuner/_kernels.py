@@ -241,6 +241,14 @@ def _learn(mean, cov, prior_mean, prior_cov, x, plain, y, limits, state):
 
 
 @njit(cache=True)
+def _learn_from(b, m, passes, sizes, mean, cov, prior_mean, prior_cov, x, plain, y, limits, state):
+    """`_learn` from a step of b requests, m draft tokens and so many passes; x and plain are written."""
+    _features(b, m, passes, sizes, x)
+    _features(b, 0.0, 0.0, sizes, plain)
+    return _learn(mean, cov, prior_mean, prior_cov, x, plain, y, limits, state)
+
+
+@njit(cache=True)
 def _spread(cov, b, ms, passes, sizes, x, out):
     """Standard deviation of the time that ms[i] draft tokens and passes[i] passes add, float64[len(ms)]."""
     d = len(x)
@@ -378,15 +386,14 @@ def _cut(neg, starts, sorted_neg, num_draft, lengths, choice):
 
 
 @njit(cache=True)
-def _decide(sorted_neg, neg, starts, mean, sizes, x, histogram, had, bucket, trust, curve, lengths, choice):
+def _decide(sorted_neg, neg, starts, mean, sizes, x, histogram, had, trust, curve, lengths, choice):
     """Price the drafts and choose lengths.
 
     Args:
         sorted_neg, neg, starts, lengths: as in _cut.
         mean, sizes, x: of the cost model.
         histogram: as from _gather.
-        had: float64[2, buckets]; tokens had over tokens possible, by bucket.
-        bucket: of this batch.
+        had: tokens had over tokens possible, at about this batch.
         trust: share of reach that is accepted.
         curve: float64[len(neg) + 1]; written, times.
         choice: float64[NUM_CHOICE]; written.
@@ -395,7 +402,7 @@ def _decide(sorted_neg, neg, starts, mean, sizes, x, histogram, had, bucket, tru
     b = float(len(lengths))
     _curve(mean, b, 0.0, sizes, x, curve)
     possible = _market(mean, b, sizes, x, histogram, trust)
-    speedup = max(1.0, possible * had[0, bucket] / had[1, bucket])
+    speedup = max(1.0, possible * had)
     price = speedup * b / curve[0]
     choice[POSSIBLE] = possible
     choice[SPEEDUP] = speedup

@@ -9,6 +9,7 @@ apart. The features are in `_kernels`.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Final
 
 import numpy as np
@@ -136,18 +137,14 @@ class CostModel:
         ):
             self.num_dropped += 1
             return
-        kernels._features(
-            float(step.num_requests),
-            float(step.num_draft_tokens),
-            float(step.num_passes),
-            self.sizes,
-            self._x,
-        )
-        kernels._features(float(step.num_requests), 0.0, 0.0, self.sizes, self._plain)
+        did = float(step.num_requests), float(step.num_draft_tokens), float(step.num_passes)
         if not self._started:
             self._started = True
+            kernels._features(*did, self.sizes, self._x)
             self.scale = seconds / float(self._x @ self.mean)
-        error = kernels._learn(
+        error = kernels._learn_from(
+            *did,
+            self.sizes,
             self.mean,
             self._cov,
             self._prior_mean,
@@ -158,7 +155,7 @@ class CostModel:
             self._limits,
             self._state,
         )
-        if np.isnan(error):
+        if isnan(error):
             self.num_dropped += 1
             if abs(self._state[_RUN]) >= (2 if self._state[_STEPS] < _EARLY else _ODD_RUN):
                 self._start_again(seconds)
@@ -212,8 +209,9 @@ class CostModel:
         self.seconds(1, 1)
         self.deviation(1, 1)
         kernels._features(1.0, 1.0, 0.0, self.sizes, self._x)
-        args = self._prior_mean, self._prior_cov, self._x, self._x, 1.0, self._limits
-        kernels._learn(self.mean.copy(), self._cov.copy(), *args, self._state.copy())
+        args = self._prior_mean, self._prior_cov, self._x, self._plain, 1.0, self._limits
+        did = 1.0, 1.0, 0.0, self.sizes
+        kernels._learn_from(*did, self.mean.copy(), self._cov.copy(), *args, self._state.copy())
 
     def _start_again(self, seconds: float) -> None:
         """Not these times are odd, but those before, or it is another machine now: keep nothing but this one."""

@@ -66,7 +66,10 @@ class Tuner:
 
     def _forget(self) -> None:
         self._histogram = np.zeros((2, kernels.NUM_BINS + 1))
-        self._had = np.full((2, NUM_BUCKETS), _PRIOR_STEPS)
+        self._had, self._possible = (
+            [_PRIOR_STEPS] * NUM_BUCKETS,
+            [_PRIOR_STEPS] * NUM_BUCKETS,
+        )  # tokens, by batch
         self._choice = np.zeros(kernels.NUM_CHOICE)
         self._curve = np.empty(0)
         self._reason = ""
@@ -102,8 +105,7 @@ class Tuner:
             self.costs.sizes,
             self._x,
             self._histogram,
-            self._had,
-            bucket,
+            self._had[bucket] / self._possible[bucket],
             self.trust.value,
             curve,
             lengths,
@@ -135,10 +137,11 @@ class Tuner:
         if self._reason == "probe":
             self._probes[bucket].report(self.costs.surprise > _SURPRISE * self.costs.noise)
         else:
-            had = self._had[:, bucket]
-            had *= 1 - 1 / _RATIO_STEPS
-            had[0] += 1 + self.trust.value * expected / self._num_requests
-            had[1] += possible * self._curve[int(num_draft)] / self._curve[0]
+            kept, time = 1 - 1 / _RATIO_STEPS, self._curve.item(int(num_draft)) / self._curve.item(0)
+            self._had[bucket] = (
+                kept * self._had[bucket] + 1 + self.trust.value * expected / self._num_requests
+            )
+            self._possible[bucket] = kept * self._possible[bucket] + possible * time
         # An engine may verify fewer draft tokens than were chosen.
         share = min(1.0, step.num_draft_tokens / num_draft) if num_draft else 0.0
         accepted = min(max(0, step.num_tokens - step.num_requests), step.num_draft_tokens)
@@ -152,7 +155,7 @@ class Tuner:
             return None
         num_draft, expected, _, _, speedup, price = self._choice.tolist()
         n, last = int(num_draft), len(self._curve) - 1
-        plain, first, time = self._curve[[0, min(1, last), n]].tolist()
+        plain, first, time = (self._curve.item(m) for m in (0, min(1, last), n))
         return Decision(
             num_requests=b,
             num_draft_tokens=n,
@@ -168,7 +171,7 @@ class Tuner:
     def plain_seconds(self, num_requests: int) -> float:
         """Predicted seconds of a step without drafts: of the last choice, if that was for as many requests."""
         if num_requests == self._num_requests:
-            return float(self._curve[0]) * self.costs.scale
+            return self._curve.item(0) * self.costs.scale
         return float(self.costs.seconds(num_requests, _NOTHING)[0])
 
     def _something_else(
