@@ -25,11 +25,13 @@ from letters import save_tokenizer
 
 from drafters import Draft, SuffixTreeDrafter
 from vllm_specx.bench.errors import BenchError
+from vllm_specx.fleet import messages
 from vllm_specx.fleet.inbox import Inbox
-from vllm_specx.fleet.messages import Join, Joined, Prior, Settings, Sync, Synced, encode
+from vllm_specx.fleet.messages import Join, Joined, Prior, Settings, Sync, Synced, Texts, encode
 from vllm_specx.fleet.peer import Peer
 from vllm_specx.fleet.priors import Learner
 from vllm_specx.fleet.server import FleetServer
+from vllm_specx.fleet.texts import pack, pieces
 from vllm_specx.simulate.texts import load_texts
 
 pytestmark = [
@@ -197,17 +199,18 @@ def test_times_that_no_clock_shows_are_refused(tmp_path: Path) -> None:
         load_texts(tmp_path / "t.jsonl", tmp_path, timed=True)
 
 
-def test_a_store_that_never_ends_its_answer_is_left() -> None:
-    peer = Peer(Join("a", "m", "v"), 1000, 1 << 20)
+@pytest.mark.parametrize("texts", [Texts(), pack(pieces("", np.arange(40, dtype=np.int32)))])
+def test_a_store_that_never_ends_its_answer_is_left(texts: Texts) -> None:
+    peer = Peer(Join("a", "m", "v"), 1000, 4 * messages.MESSAGE_BYTES)
     calls = []
 
     def endless(method: str, message: bytes) -> bytes:
         calls.append(method)
         assert len(calls) < 10
-        return encode(Synced(last=9, more=5))
+        return encode(Synced(last=9, more=5, texts=texts, purges=(("salt=2",),)))
 
     peer.sync(endless, Inbox(1 << 20))
-    assert calls == ["sync"]
+    assert calls == ["sync"] * (4 if texts.token_ids else 1)
 
 
 def test_what_replicas_have_learnt_is_bounded_and_sound() -> None:

@@ -171,7 +171,8 @@ class Peer:
             if len(heard):
                 self.num_pulled += len(heard)
                 inbox.put(heard, is_older=before > 0)
-            size += len(synced.texts.token_ids)
+            page = messages.MESSAGE_BYTES if synced.more else 0  # more follows a full page only
+            size += max(len(synced.texts.token_ids), page)
             before = synced.more if len(heard) and size < self._most_bytes else 0  # an empty page is the last
             if not before:
                 self._after = last
