@@ -42,8 +42,8 @@ class VerifySettings:
         20, "Prompts of the greedy part, taken from the files in turns; 0: no such part.", 0
     )
     tokens: int = knob(64, "Output tokens of each prompt; end tokens are ignored.", 1)
-    lengths: tuple[int, ...] = knob((1, 4, 16), "Comma-separated numbers of draft tokens.", 1)
-    batch: tuple[int, ...] = knob((1, 8), "Comma-separated numbers of requests in flight.", 1)
+    lengths: tuple[int, ...] = knob((4,), "Comma-separated numbers of draft tokens.", 1)
+    batch: tuple[int, ...] = knob((8,), "Comma-separated numbers of requests in flight.", 1)
     dtype: str = knob("float32", f"Model dtype: {' or '.join(DTYPES)}. Only float32 gives a sharp verdict.")
     epsilon: float | None = knob(
         None,
@@ -52,7 +52,7 @@ class VerifySettings:
         + ").",
     )
     samples: int = knob(2000, "Samples of each configuration of the sampled part; 0: no such part.", 0)
-    temperature: tuple[float, ...] = knob((0.6, 1.0), "Comma-separated temperatures of the sampled part.")
+    temperature: tuple[float, ...] = knob((1.0,), "Comma-separated temperatures of the sampled part.")
     top_p: float = knob(0.95, "top_p of the sampled part.")
     top_k: int = knob(8, "top_k of the sampled part.", 2)
     head: str | None = knob(
