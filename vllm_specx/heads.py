@@ -123,9 +123,9 @@ def check_head(folder: Path, target: Any, num_tokens: int | None = None) -> None
             f"{where} reads layers {beyond}, the target {target.model} has {config.num_hidden_layers} layers"
         )
     positions = head.get("max_position_embeddings")
-    most = (
-        min(MAX_SPECULATIVE_TOKENS, positions - 2) if isinstance(positions, int) else MAX_SPECULATIVE_TOKENS
-    )
+    most = MAX_SPECULATIVE_TOKENS
+    if isinstance(positions, int):
+        most = max(0, min(most, positions - 2))
     if num_tokens is not None and not 1 <= num_tokens <= most:
         raise ConfigError(
             f"{where}: num_speculative_tokens must be within [1, {most}] (vLLM verifies at most "

@@ -166,6 +166,7 @@ FOUND: list[tuple[str, Any]] = [
     ("EAGLE-3 head", (DEEP, b"")),
     ("EAGLE-3 head", (EAGLE3.replace(b'["LlamaForCausalLMEagle3"]', b"5"), b"")),
     ("EAGLE-3 head", (EAGLE3.replace(b"[1, 2, 3]", b'"x"'), b"")),
+    ("EAGLE-3 head", (EAGLE3.replace(b": 64", b": -" + b"9" * 4300), b"")),
     ("EAGLE-3 head", (EAGLE3.replace(b"[1, 2, 3]", b'["x"]'), b"")),
     ("Medusa heads", (DEEP, OWN, "cpu")),
     ("Medusa heads", (CONFIG.replace(b'"num_heads": 2', b'"num_heads": "2"'), OWN, "cpu")),
