@@ -32,8 +32,7 @@ from vllm_specx.bench.prompts import read_prompts, workloads
 from vllm_specx.bench.tokens import tokenise
 from vllm_specx.tuner import CostTable
 
-DEFAULT = "0:3:5,0:5:5,3:3:3,5:3:5,10:3:10,15:3:15,3:5:3,5:5:5,10:5:10,15:5:15"
-Guesses = list[list[int]]
+DEFAULT = "0:3:5,0:5:5,3:3:3,5:3:5,10:3:10,5:5:5,5:5:5+text,15:5:15,linear:8"
 
 
 class Window:
@@ -49,11 +48,7 @@ class Window:
         self.rows = [[rng.choice(prompt) for _ in range(self.w)] for _ in range(self.n - 1)] if self.w else []
         self.young = self.n - 1  # steps until no row is of those
 
-    def branch(self) -> Guesses:
-        """The window's rows; the place of its first token is the last token's."""
-        return self.rows
-
-    def candidates(self) -> Guesses:
+    def candidates(self) -> list[list[int]]:
         """Up to G guesses of N-1 tokens behind the last token, the newest first."""
         return [list(tail) for tail in islice(reversed(self.pool[self.history[-1]]), self.g)]
 
@@ -82,20 +77,14 @@ class Linear:
     """The drafter of this package: one draft, and no tokens but it."""
 
     def __init__(self, drafter: LookaheadDrafter, prompt: list[int]) -> None:
-        self.drafter = drafter
+        self.drafter, self.rows = drafter, list[list[int]]()
         drafter.start(0, prompt)
 
-    def branch(self) -> Guesses:
-        """No window."""
-        return []
-
-    def candidates(self) -> Guesses:
-        """The draft, unless it is empty."""
+    def candidates(self) -> list[list[int]]:
         draft = self.drafter.propose([0], self.drafter.max_n)[0].token_ids.tolist()
         return [draft] if draft else []
 
     def learn(self, last_row: list[int], first: list[int], committed: list[int]) -> None:
-        """As the proposer does it."""
         if first:
             self.drafter.verified(0, first)
         self.drafter.observe(0, committed)
@@ -134,7 +123,7 @@ def decode(
     method.learn([], [], text)
     steps = []
     while len(text) < most and text[-1] not in end:
-        rows, guesses = method.branch(), method.candidates()
+        rows, guesses = method.rows, method.candidates()
         w, past = len(rows[0]) if rows else 0, len(prompt) + len(text) - 1
         offset, sees, wanted = layout(w, len(rows), tuple(map(len, guesses)))
         tokens = [text[-1], *[*chain(*rows)][1:], *chain(*guesses)]
@@ -191,7 +180,7 @@ def main() -> None:
     parser.add_argument("--costs", type=Path, action="append", default=[], help="tables of specx calibrate")
     parser.add_argument("--limit", type=int, default=8, help="prompts of each file")
     parser.add_argument("--tokens", type=int, default=96, help="most tokens of an answer")
-    parser.add_argument("--methods", default=f"{DEFAULT},linear:8", help="W:N:G, W:N:G+text or linear:M")
+    parser.add_argument("--methods", default=DEFAULT, help="W:N:G, W:N:G+text or linear:M")
     args = parser.parse_args()
     tables = [(path.stem, CostTable.load(path)) for path in args.costs]
     torch.set_num_threads(1)
