@@ -70,8 +70,8 @@ ARGUMENTS = [
     "--structured-outputs-config", json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
 ]  # fmt: skip
 OPTIONS = {"memory_bytes": 1 << 20}
-# oneDNN keeps 1,024 products, each compiled for its number of tokens: with drafts these are many, and it takes hours and
-# some 300 MiB until it has met them all.
+# oneDNN keeps 1,024 products, each compiled for its number of tokens: with drafts there are many, and memory grows for
+# an hour until it has met them all.
 VARIABLES = {"VLLM_SERVER_DEV_MODE": "1", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "32"}
 
 
