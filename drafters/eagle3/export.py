@@ -25,11 +25,12 @@ def export(head: Eagle3Head, ids: torch.Tensor, folder: Path, dtype: torch.dtype
 
     config = head.config
     folder.mkdir(parents=True, exist_ok=True)
-    t2d = torch.zeros(config.vocab_size, dtype=torch.bool)
-    t2d[ids] = True
     tensors = {name: value.detach().to(dtype).contiguous() for name, value in head.state_dict().items()}
-    tensors["d2t"] = ids - torch.arange(len(ids))
-    tensors["t2d"] = t2d
+    if len(ids) < config.vocab_size:  # vLLM takes no map to a whole vocabulary
+        t2d = torch.zeros(config.vocab_size, dtype=torch.bool)
+        t2d[ids] = True
+        tensors["d2t"] = ids - torch.arange(len(ids))
+        tensors["t2d"] = t2d
     write_atomically(folder / WEIGHTS, save(tensors))
     write_atomically(
         folder / "config.json", json.dumps(vllm_config(config, dtype), indent=1).encode() + b"\n"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+from pathlib import Path
 
 import pytest
 from sampling_laws import ALPHA
 from typer.testing import CliRunner
 
 from vllm_specx.cli.main import app
+from vllm_specx.verify import run_verify
 
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "sampled_law.py"
 SAMPLES = 1000  # with which the broken sampler is told apart
 
 
@@ -61,3 +65,22 @@ def test_a_recipe_as_it_is(model_dir, tmp_path):
     assert (cell["method"], cell["n"], cell["wrong"]) == ("recipe", 4, 0)
     assert cell["num_draft_tokens"] > 0
     assert "the recipe as it is" in printed
+
+
+def test_medusas_samples_on_a_small_target(tmp_path):
+    """benchmarks/sampled_law.py with few samples: heads that it trains, some of whose drafts are right."""
+    spec = importlib.util.spec_from_file_location("sampled_law", SCRIPT)
+    sampled_law = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sampled_law)
+    folders = sampled_law.make_target(tmp_path)
+    settings = sampled_law.settings_of(
+        folders, methods=("medusa",), samples=SAMPLES, temperature=(0.6,), kv_cache_gib=1
+    )
+    document = run_verify(settings, {}, lambda *news: None)
+    plain, cell = document["cells"]
+    assert (document["verdict"], plain["verdict"], cell["verdict"]) == ("ok", "ok", "ok")
+    assert min(plain["p_value"], cell["p_value"], cell["p_value_against_plain"]) > ALPHA
+    assert cell["broken_p_value"] < ALPHA
+    assert cell["num_drafts"] < cell["num_draft_tokens"] < 2 * cell["num_drafts"]
+    assert 0 < cell["num_accepted_tokens"] < cell["num_draft_tokens"]
+    assert cell["faults"] == 0

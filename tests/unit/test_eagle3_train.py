@@ -211,3 +211,16 @@ def test_recordings_of_other_settings_and_damaged_ones_are_refused(
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(RecordingError, match="not a readable shard"):
         list(recordings.read())
+
+
+def test_a_head_for_the_whole_vocabulary_has_no_map(
+    target: Target, said: list[Conversation], tmp_path: Path
+) -> None:
+    """vLLM knows none of these tensors then, and ends at an unknown one."""
+    config = dataclasses.replace(TRAINING, draft_vocab_size=VOCAB)
+    state = run(target, said, tmp_path / "work", config)
+    assert state.ids.tolist() == list(range(VOCAB))
+    export(state.head, state.ids, tmp_path / "head")
+    tensors = load_file(tmp_path / "head" / "model.safetensors")
+    assert not {"d2t", "t2d"} & tensors.keys()
+    assert tensors["lm_head.weight"].shape == (VOCAB, HIDDEN)

@@ -9,6 +9,7 @@ from stand_ins import complaint
 from typer.testing import CliRunner
 
 from vllm_specx.cli.main import app
+from vllm_specx.heads import BUNDLED
 from vllm_specx.verify import run
 from vllm_specx.verify.plan import make_plan
 from vllm_specx.verify.settings import VerifySettings, built_in_prompts
@@ -106,8 +107,31 @@ def test_as_far_as_the_drafter_goes(tmp_path):
 
     model = write(tmp_path, config | sizes | {"num_hidden_layers": 6})
     line = complaint(specx("--model", model, "--methods", "medusa,hybrid"))
-    assert "nothing can be verified: medusa, N=1: vllm-specx brings no Medusa heads for" in line
+    assert "nothing can be verified: medusa, N=4: vllm-specx brings no Medusa heads for" in line
     assert "hybrid, N=2: vllm-specx brings no EAGLE-3 head for" in line
+
+
+def test_medusa_heads_of_ones_own(tmp_path):
+    """They go to the method with heads, and to no other; what is no heads is refused before an engine starts."""
+    sizes = {"hidden_size": 576, "vocab_size": 49152, "num_hidden_layers": 30, "num_attention_heads": 9}
+    model = write(tmp_path, {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | sizes)
+
+    def plan(heads):
+        return make_plan(
+            VerifySettings(
+                model=model,
+                prompts=built_in_prompts(),
+                methods=("suffix-tree", "medusa"),
+                num_prompts=0,
+                medusa_heads=str(heads),
+            )
+        )
+
+    heads = BUNDLED / "smollm2-135m-medusa"
+    tree, medusa = plan(heads).sampled
+    assert tree.options["additional_config"] == {"specx": {}}
+    assert medusa.options["additional_config"] == {"specx": {"medusa_heads": str(heads)}}
+    assert "no such folder" in plan(tmp_path / "none").left_out["medusa, N=2"]
 
 
 def write(folder, config):

@@ -40,6 +40,7 @@ def verify(
     top_p: Annotated[float, typer.Option(help=help_text("top_p"))] = default("top_p"),
     top_k: Annotated[int, typer.Option(help=help_text("top_k"))] = default("top_k"),
     head: Annotated[str | None, typer.Option(help=help_text("head"))] = None,
+    medusa_heads: Annotated[str | None, typer.Option(help=help_text("medusa_heads"))] = None,
     max_model_len: Annotated[int | None, typer.Option(help=help_text("max_model_len"))] = None,
     kv_cache_gib: Annotated[int | None, typer.Option(help=help_text("kv_cache_gib"))] = None,
     json_path: Annotated[
@@ -55,7 +56,12 @@ def verify(
     from vllm_specx.verify.settings import built_in_prompts
 
     with edge():
-        for name, given in (("--methods", methods), ("--lengths", lengths), ("--head", head)):
+        for name, given in (
+            ("--methods", methods),
+            ("--lengths", lengths),
+            ("--head", head),
+            ("--medusa-heads", medusa_heads),
+        ):
             if config is not None and given is not None:
                 raise BenchError(
                     f"{name} has no effect with --config: the recipe says it; remove one of them"
@@ -76,6 +82,7 @@ def verify(
             top_p=top_p,
             top_k=top_k,
             head=head,
+            medusa_heads=medusa_heads,
             max_model_len=max_model_len,
             kv_cache_gib=kv_cache_gib,
         )

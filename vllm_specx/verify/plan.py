@@ -89,6 +89,8 @@ def _add(
     options: dict[str, Any] = {}
     if method == "lookahead" and sampled:  # three tokens are no trajectory to draft from
         options = {"lookahead_prompt": True, "lookahead_shared": True}
+    if method == "medusa" and settings.medusa_heads is not None:
+        options = {"medusa_heads": settings.medusa_heads}
     try:
         made = engine_options(
             f"{method}:{length}",

@@ -236,15 +236,15 @@ def in_turns(rows: Mapping[str, Sequence[Prompt]], number: int) -> list[Prompt]:
 
 
 def sampled_prompt(model: str) -> list[int]:
-    """Token ids of the prompt of the sampled part.
+    """Token ids of the prompt of the sampled part: the first of a text, and as many of its last.
 
-    Some blocks of KV cache and two tokens: of a prompt that is cached up to its last token, vLLM verifies drafts of -1.
+    A block of KV cache and two tokens: of a prompt that is cached up to its last token, vLLM verifies drafts of -1. No
+    more than that, of whatever tokens the text is made, so that a first wave is one step.
     """
     from transformers import AutoTokenizer
 
     ids = list(AutoTokenizer.from_pretrained(model)(_TEXT)["input_ids"])
-    extra = (len(ids) - 2) % _BLOCK
-    return [ids[0], *ids[1 + extra :]]
+    return [ids[0], *ids[-(_BLOCK + 1) :]]
 
 
 def look_ahead(worker: VerifyWorker, prompt: Sequence[int], top_k: int) -> dict[Tokens, Tops]:

@@ -58,6 +58,9 @@ class VerifySettings:
     head: str | None = knob(
         None, "EAGLE-3 head for the methods with one (unset: the one that comes with vllm-specx)."
     )
+    medusa_heads: str | None = knob(
+        None, "Medusa heads for the method medusa (unset: those that come with vllm-specx)."
+    )
     max_model_len: int | None = knob(
         None, "Longest prompt plus output in tokens (the recipe's, else the model's own, if unset).", 4
     )
