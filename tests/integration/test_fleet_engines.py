@@ -21,7 +21,7 @@ from ray_cluster import Cluster, running
 from replicas import MAX_TOKENS, Engine, Report, until
 
 from vllm_specx.config import ConfigError
-from vllm_specx.fleet.link import Link
+from vllm_specx.fleet.link import Link, LinkError
 from vllm_specx.fleet.messages import settings_of
 from vllm_specx.fleet.options import FleetConfig
 from vllm_specx.memory.namespaces import namespace_of
@@ -144,7 +144,14 @@ def test_the_actor_is_killed(fleet: Fleet, traffic: None) -> None:
     killed = time.monotonic()
     for engine, report in zip((a, b), before, strict=True):
         drafts_on(engine, report, a, b)
-    until(lambda: (found := fleet.status())["pid"] != pid and len(found["replicas"]) == 2, a, b)
+
+    def is_back() -> bool:
+        with suppress(LinkError):  # until then
+            found = fleet.status()
+            return found["pid"] != pid and len(found["replicas"]) == 2
+        return False
+
+    until(is_back, a, b)
     said = salts(a, killed) | salts(b, killed)
     assert len(said) > 6
     until(lambda: said <= fleet.held(), a, b)
