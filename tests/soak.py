@@ -98,7 +98,7 @@ class Count:
 
 @dataclass(frozen=True)
 class Sample:
-    """Of the server at a moment: seconds since the traffic began, MiB resident by process, and counters."""
+    """Of the server at a moment: seconds since the traffic began, MiB by process, and counters."""
 
     at: float
     rss: dict[str, float]
@@ -282,13 +282,14 @@ class Soak:
 
 
 def resident(pid: int) -> dict[str, float]:
-    """MiB resident of a process and those below it, by what they are called."""
+    """MiB of a process and those below it, by what they are called; without pages of files, which come and go."""
     root = psutil.Process(pid)
     found: dict[str, float] = {}
     for process in (root, *root.children(recursive=True)):
         try:
             name = process.name() if process.pid != pid else "API server"
-            found[name] = found.get(name, 0.0) + process.memory_info().rss / 2**20
+            memory = process.memory_info()
+            found[name] = found.get(name, 0.0) + (memory.rss - memory.shared) / 2**20
         except psutil.NoSuchProcess:
             continue
     return found
