@@ -101,7 +101,7 @@ class Sample:
     """Of the server at a moment: seconds since the traffic began, MiB by process, and counters."""
 
     at: float
-    rss: dict[str, float]
+    memory: dict[str, float]
     drafts: float
     draft_tokens: float
     accepted: float
@@ -109,7 +109,7 @@ class Sample:
     @property
     def total(self) -> float:
         """MiB of all processes."""
-        return sum(self.rss.values())
+        return sum(self.memory.values())
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,7 @@ class Soak:
         self.samples.append(
             Sample(
                 at,
-                resident(self.server.process.pid),
+                private(self.server.process.pid),
                 metrics["specx_draft_length_count"],
                 metrics["specx_draft_length_sum"],
                 metrics["specx_accepted_tokens_total"],
@@ -281,7 +281,7 @@ class Soak:
         )
 
 
-def resident(pid: int) -> dict[str, float]:
+def private(pid: int) -> dict[str, float]:
     """MiB of a process and those below it, by what they are called; without pages of files, which come and go."""
     root = psutil.Process(pid)
     found: dict[str, float] = {}
@@ -326,9 +326,9 @@ async def soak(server: Server, minutes: float, load: float, seed: int, longest: 
         "slope_mib_per_hour": asdict(grown),
         "max_slope_mib_per_hour": MAX_SLOPE,
         "is_slope_judged": minutes >= SETTLED_MINUTES,
-        "resident_mib": {"settled": settled[0].rss, "end": settled[-1].rss},
+        "private_mib": {"settled": settled[0].memory, "end": settled[-1].memory},
         "n_over_time": lengths(samples),
-        "rss_over_time": [(round(sample.at), round(sample.total, 1)) for sample in samples[::5]],
+        "private_over_time": [(round(sample.at), round(sample.total, 1)) for sample in samples[::5]],
     }
     found["is_ok"] = (
         found["served"] > 0
@@ -376,7 +376,7 @@ def main() -> int:
     if args.json is not None:
         args.json.parent.mkdir(parents=True, exist_ok=True)
         args.json.write_text(json.dumps(document, indent=1) + "\n")
-    over_time = ("n_over_time", "rss_over_time")
+    over_time = ("n_over_time", "private_over_time")
     print(json.dumps({key: value for key, value in found.items() if key not in over_time}, indent=1))
     return 0 if found["is_ok"] else 1
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pytest
+import scripts
 from sampling_laws import ALPHA
 from typer.testing import CliRunner
 
@@ -69,9 +69,7 @@ def test_a_recipe_as_it_is(model_dir, tmp_path):
 
 def test_medusas_samples_on_a_small_target(tmp_path):
     """benchmarks/sampled_law.py with few samples: heads that it trains, some of whose drafts are right."""
-    spec = importlib.util.spec_from_file_location("sampled_law", SCRIPT)
-    sampled_law = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sampled_law)
+    sampled_law = scripts.load(SCRIPT)
     folders = sampled_law.make_target(tmp_path)
     settings = sampled_law.settings_of(
         folders, methods=("medusa",), samples=SAMPLES, temperature=(0.6,), kv_cache_gib=1

@@ -2,9 +2,9 @@
 
 import json
 import random
-from importlib import util
 
 import pytest
+import scripts
 from conftest import ROOT
 
 from drafters.replay import Trace
@@ -19,10 +19,7 @@ pytestmark = pytest.mark.skipif(not REFERENCE.is_file(), reason="no ../shared/be
 
 @pytest.fixture(scope="module")
 def reference():
-    spec = util.spec_from_file_location("replay_eval", REFERENCE)
-    module = util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load(REFERENCE)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,11 @@
 """benchmarks/simulate_check.py, as far as it needs no engine."""
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
 
 import pytest
+import scripts
 from bench_documents import bench_document, save
 from simulated import flat_table, line_table
 
@@ -17,10 +17,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "simulate_check.py"
 
 @pytest.fixture(scope="module")
 def check():
-    spec = importlib.util.spec_from_file_location("simulate_check", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return scripts.load(SCRIPT)
 
 
 SAID = {"ids": ["a"], "prompts": [[1, 2, 3, 4, 1, 2, 3, 4]], "outputs": [[1, 2, 3, 4] * 5]}

@@ -66,10 +66,8 @@ class Tuner:
 
     def _forget(self) -> None:
         self._histogram = np.zeros((2, kernels.NUM_BINS + 1))
-        self._had, self._possible = (
-            [_PRIOR_STEPS] * NUM_BUCKETS,
-            [_PRIOR_STEPS] * NUM_BUCKETS,
-        )  # tokens, by batch
+        self._had = [_PRIOR_STEPS] * NUM_BUCKETS  # tokens, by size of batch
+        self._possible = self._had.copy()
         self._choice = np.zeros(kernels.NUM_CHOICE)
         self._curve = np.empty(0)
         self._reason = ""
