@@ -9,7 +9,8 @@ from engine_prompts import token_prompts
 from engines import accepted, proposer_of
 from vllm import SamplingParams
 
-PARAMS = SamplingParams(temperature=0, max_tokens=64)
+# Eight steps at least, were all of it remembered and drafted 16 tokens at a time.
+PARAMS = SamplingParams(temperature=0, max_tokens=128)
 
 
 @pytest.mark.parametrize("batch", [1, 8])
