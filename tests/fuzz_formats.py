@@ -368,7 +368,7 @@ _YAML: Final = (
     b"1:59:59:59:59", b"[" * 3000, b"{" * 3000, b"{[1]: 2}", b"? {a: b}\n: c", b"<<: [1]", b"!!int 1_", b"\t", b".nan",
     b"&x [&y [&z [1,1,1,1,1,1,1,1,1],*z,*z,*z,*z,*z,*z,*z,*z],*y,*y,*y,*y,*y,*y,*y,*y]", b"- a\nb: c", b"|",
     b"\xff\xfe", b"! x", b"1" * 5000, b"12e" + b"9" * 400, b"&a {<<: *a}", b"%YAML 9.9\n---\n", b"=", b"!!set {a, b}",
-    b"!!omap [1]",
+    b"!!omap [1]", b"!!int", b"!!float ''", b"!!bool x", b"!!timestamp x",
 )  # fmt: skip
 
 

@@ -75,6 +75,10 @@ def test_an_unknown_name(name: str, said: str) -> None:
     [
         ("model: [", "not YAML: "),
         ("model: m\n\x00", "not YAML: "),
+        ("!!int", "not YAML: "),
+        ("dtype: !!float ''", "not YAML: "),
+        ("enforce-eager: !!bool x", "not YAML: "),
+        ("seed: !!timestamp x", "not YAML: "),
         ("", "must be a mapping of vLLM's options, got NoneType"),
         ("- model", "must be a mapping of vLLM's options, got list"),
         ("1: 2", "its keys must be names of vLLM's options, got 1"),
