@@ -298,9 +298,9 @@ def private(pid: int) -> dict[str, float]:
 async def soak(server: Server, minutes: float, load: float, seed: int, longest: int) -> dict[str, Any]:
     """Return the figures."""
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
-    async with aiohttp.ClientSession(
-        server.url, timeout=timeout, connector=aiohttp.TCPConnector(limit=0)
-    ) as http:
+    # The server closes a connection that was idle for 5 s, maybe just as the next request sets out on it.
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)
+    async with aiohttp.ClientSession(server.url, timeout=timeout, connector=connector) as http:
         run = Soak(server, http, seed, longest)
         tokens_per_s = await run.ask_plain()
         rate = load * tokens_per_s / (longest / 2)
